@@ -10,7 +10,7 @@ The command line goes this way, and so do scripts::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,17 +69,30 @@ class Prediction:
     applied: tuple[AppliedPass, ...]
 
 
-def replay(trace: Path, step: int | None = None) -> Replay:
+def replay(trace: Path, step: int | None = None, steps_by: str = "auto", *, execution: Path | None = None) -> Replay:
     """A trace file as it was recorded, replayed.
 
     Args:
         trace: a file of PyTorch's profiler, or a folder of those of a job's ranks, which are merged.
         step: answers are about this one: ``ProfilerStep#N``, else the N-th from 0; None is all full ones.
+        steps_by: what tells the steps of a trace without marks.
+        execution: PyTorch's execution trace (Chakra) of the same run, for sizes of operators that `trace` lacks.
 
     Raises:
         InputError: the file cannot be read or is no trace, or there is no such step.
     """
-    return _replay(_merged(trace) if trace.is_dir() else read_graph(trace), str(trace), step)
+    if execution is not None:
+        return _replay(_linked(trace, execution, steps_by), str(trace), step)
+    return _replay(_merged(trace) if trace.is_dir() else read_graph(trace, steps_by), str(trace), step)
+
+
+def _linked(trace: Path, execution: Path, steps_by: str) -> TaskGraph:
+    if trace.is_dir():
+        raise InputError("--execution-trace", "is of one rank, and TRACE a folder of several", "name a rank's file")
+    from daydream.trace.files import read_trace
+    from daydream.trace.recorders.chakra import with_execution
+
+    return build_graph(replace(with_execution(read_trace(trace), execution), steps_by=steps_by))
 
 
 def _merged(folder: Path) -> TaskGraph:

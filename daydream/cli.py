@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.command.diff import diff_command, schema_command
 from daydream.command.merge import merge_command
 from daydream.command.optimize import optimize_command
 from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
@@ -28,13 +30,16 @@ if TYPE_CHECKING:
     from daydream.report.timeline import Counter
     from daydream.whatif import AppliedPass
 
+#: As :data:`daydream.tasks.steps.STEPS_BY`, which takes NumPy to import.
+STEPS_BY = ("auto", "optimizer", "loader", "kernels", "none")
+
 
 @click.group("daydream", cls=Program, context_settings=CONTEXT)
 def main() -> None:
     """What-if questions on a training step, answered from one PyTorch-profiler trace."""
 
 
-def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _trace_options(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
     for option in (
         click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout."),
         click.option(
@@ -52,7 +57,21 @@ def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
         ),
-        click.argument("trace", type=click.Path(path_type=Path)),
+        click.option(
+            "--steps-by",
+            type=click.Choice(STEPS_BY),
+            default="auto",
+            show_default=True,
+            help="What tells the steps of a trace without ProfilerStep; auto: the first of these that repeats.",
+        ),
+        click.option(
+            "--execution-trace",
+            "execution",
+            type=click.Path(dir_okay=False, path_type=Path),
+            default=None,
+            help="PyTorch's execution trace (Chakra) of the same run: sizes of operators that TRACE lacks.",
+        ),
+        click.argument("trace", type=click.Path(path_type=Path), required=required),
     ):
         command = option(command)
     return command
@@ -65,7 +84,14 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @main.command("report")
-@_trace_options
+@partial(_trace_options, required=False)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="In place of TRACE: a line for every trace in a folder and those below it.",
+)
 @_rows_option
 @click.option(
     "--device",
@@ -78,17 +104,30 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 def report_command(
     *,
-    trace: Path,
+    trace: Path | None,
+    folder: Path | None,
     number: int | None,
+    steps_by: str,
     out: Path | None,
     html: Path | None,
+    execution: Path | None,
     as_json: bool,
     rows: int,
     device: str,
     batch: int | None,
 ) -> None:
-    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
-    before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
+    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation.
+
+    TRACE is a file of PyTorch's profiler, of nsys export --type sqlite, of rocprofv3 (JSON, rocpd) or of RPD.
+    """
+    if trace is None or folder is not None:
+        from daydream.command.survey import survey_folder
+
+        survey_folder(trace, folder, out=out, html=html, number=number, as_json=as_json)
+        return
+    before = _replayed(trace, number, steps_by, out, html, execution).analysis(
+        rows=rows, recorded=True, device=device, batch=batch
+    )
     memories = _memories(before.timeline)
     if as_json:
         from daydream.memory.report import memory_record
@@ -118,9 +157,18 @@ def report_command(
 
 @main.command("simulate")
 @_trace_options
-def simulate_command(trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool) -> None:
+def simulate_command(
+    *,
+    trace: Path,
+    number: int | None,
+    steps_by: str,
+    out: Path | None,
+    html: Path | None,
+    execution: Path | None,
+    as_json: bool,
+) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
-    answer = _replayed(trace, number, out, html)
+    answer = _replayed(trace, number, steps_by, out, html, execution)
     if as_json:
         print_json({"trace": str(trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
@@ -177,11 +225,14 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
 )
 @_rows_option
 def whatif_command(
+    *,
     trace: Path,
     passes: tuple[str, ...],
     number: int | None,
+    steps_by: str,
     out: Path | None,
     html: Path | None,
+    execution: Path | None,
     as_json: bool,
     rows: int,
 ) -> None:
@@ -189,7 +240,7 @@ def whatif_command(
     from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]
-    baseline = _replayed(trace, number, out, html)
+    baseline = _replayed(trace, number, steps_by, out, html, execution)
     from daydream.answers import predict
 
     prediction = predict(baseline, requests)
@@ -210,7 +261,7 @@ def whatif_command(
 
 def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
     """The answer of ``whatif --json``: means over the steps, then each of them."""
-    from daydream.report.analysis import critical_record, ratio, seconds
+    from daydream.report.analysis import compared, critical_record, ratio, seconds
 
     graph = before.timeline.graph
 
@@ -225,17 +276,19 @@ def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
             "critical_path_seconds": critical_record(new.critical_us),
         }
 
-    pairs = list(zip(before.step_times, after.step_times, strict=True))
+    comparison = compared(before, after)
+    lengths = zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True)
+    pairs = list(zip(before.step_times, after.step_times, lengths, strict=True))
     return {
-        **record(before.measured_us, before, after, before.mean_us, after.mean_us),
+        **record(before.measured_us, before, after, *comparison.means_us),
         "baseline_sustained_seconds": seconds(before.timeline.sustained_us),
         "predicted_sustained_seconds": seconds(after.timeline.sustained_us),
         "steps": [
             {
                 "name": old.name,
-                **record(graph.steps[old.index].measured_us, old, new, old.length_us, new.length_us),
+                **record(graph.steps[old.index].measured_us, old, new, *each),
             }
-            for old, new in pairs
+            for old, new, each in pairs
         ],
     }
 
@@ -307,7 +360,10 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
-for _command in (predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command):
+for _command in (
+    predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command, diff_command,
+    schema_command,
+):  # fmt: skip
     main.add_command(_command)
 
 
@@ -368,12 +424,19 @@ def record_command(
 # What the commands share
 
 
-def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | None) -> Replay:
+def _replayed(
+    trace: Path,
+    number: int | None,
+    steps_by: str,
+    out: Path | None,
+    html: Path | None,
+    execution: Path | None = None,
+) -> Replay:
     """A trace replayed; whether the outputs can be written is checked first."""
     check_outputs(out, html)
     from daydream.answers import replay
 
-    return replay(trace, number)
+    return replay(trace, number, steps_by, execution=execution)
 
 
 def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:

@@ -19,7 +19,8 @@ from hal.support.errors import InputError
 #: pictures to ``out``; another table is another name here.
 TABLES = (
     "schedules", "published", "library", "models", "rivals", "networks", "plans", "jobs", "vision_jobs",
-    "backward_calls", "ported", "tensor_core", "own_products", "own_steps", "own_attention", "thesis", "ablation",
+    "backward_calls", "ported", "tensor_core", "kernelbench", "own_products", "own_steps", "own_attention", "thesis",
+    "ablation",
 )  # fmt: skip
 
 

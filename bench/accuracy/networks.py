@@ -122,13 +122,18 @@ def _software(*, training: bool) -> Iterator[None]:
 
     import_torchvision()
     import timm.layers
+    import torch
 
     _norms_of_halves()
     timm.layers.set_fused_attn(not training)
     timm.layers.set_fast_norm(not training)  # type: ignore[no-untyped-call]
+    # Attention that no fused kernel takes was written out in halves before PyTorch 2.5.
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         yield
     finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
         timm.layers.set_fast_norm(False)  # type: ignore[no-untyped-call]
         timm.layers.set_fused_attn(True)
 
@@ -146,6 +151,9 @@ def _norms_of_halves() -> None:
 
     def of_halves(function: Any) -> Any:
         def norm(x: Any, sizes: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+            # Some networks run their first layers once while they are built.
+            if not torch.is_autocast_enabled("cuda"):
+                return function(x, sizes, weight, bias, eps)
             halves = [None if tensor is None else tensor.half() for tensor in (x, weight, bias)]
             with autocast.paused():
                 return function(halves[0], sizes, halves[1], halves[2], eps)

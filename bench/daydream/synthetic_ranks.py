@@ -39,6 +39,7 @@ class Job:
         spread: share by which kernels and launches vary, one standard deviation.
         jitter_us: mean time by which a rank's all-reduce ends late.
         load: of every rank, what its kernels take in those of an even load; by default all alike.
+        loading_us: of every rank, how long a step waits for its data; by default not at all.
         offset_us: of every host, by how much its clock is behind at the beginning.
         drift: of every host, microseconds that its clock loses in one.
         seed: of all draws.
@@ -54,6 +55,7 @@ class Job:
     spread: float = 0.05
     jitter_us: float = 3.0
     load: tuple[float, ...] = ()
+    loading_us: tuple[float, ...] = ()
     offset_us: tuple[float, ...] = ()
     drift: tuple[float, ...] = ()
     seed: int = 0
@@ -135,6 +137,11 @@ def _step(job: Job, ranks: list[_Rank], load: Floats, begin: Floats, step: int, 
         return np.maximum(mean * draw.normal(1.0, job.spread, job.ranks), 0.2 * mean)
 
     host = begin + 20.0
+    if job.loading_us:
+        for index, rank in enumerate(ranks):
+            name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+            rank.on_host("user_annotation", name, host[index], job.loading_us[index])
+        host = host + np.array(job.loading_us) + 5.0
     compute = np.zeros(job.ranks)
     nccl = np.zeros(job.ranks)
     every = max(job.layers // job.buckets, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from hal.support.errors import InputError
 def main(*, minutes: float, operators: int | None, seed: int, folder: Path, table: bool) -> None:
     """Examine drawn operators; exit code 1 where one disagrees, raises or hangs."""
     failed = False
+    # Ended from outside as by a key: a run in the background hears no interrupt.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         log = Log(folder)
         if not table:

@@ -17,8 +17,9 @@ from typing import Any
 from bench.fuzz.log import Log, Record, code_digest
 from bench.fuzz.operators import operator
 
-#: Seconds that an operator may take; operators after which a worker makes room for a fresh one.
-_TIMEOUT, _RECYCLED = 180.0, 400
+#: Seconds that an operator may take, on a machine that others use too; operators after which a worker makes room for a
+#: fresh one.
+_TIMEOUT, _RECYCLED = 600.0, 400
 
 #: Failures of one kind that are shrunk, and seconds that this may take.
 _SHRUNK, _SHRINK_SECONDS = 3, 60.0
@@ -101,7 +102,9 @@ class Worker:
         self._pool = None
 
 
-def campaign(log: Log, seed: int, minutes: float, most: int | None, show: Callable[[str], None]) -> Totals:
+def campaign(
+    log: Log, seed: int, minutes: float, most: int | None, show: Callable[[str], None], worker: Worker | None = None
+) -> Totals:
     """Examine operators until the time is over or there are ``most``; those of the log are not examined again.
 
     Operators that failed under other code come first.
@@ -117,7 +120,7 @@ def campaign(log: Log, seed: int, minutes: float, most: int | None, show: Callab
         elif problem_of(record):
             failed.add(record["number"])
     used = {record["number"] for record in log.records() if record["seed"] == seed}
-    worker, shrinkings = Worker(), Counter[str]()
+    worker, shrinkings = worker or Worker(), Counter[str]()
     end, start, before = time.monotonic() + 60 * minutes, time.monotonic(), totals.operators
     shown = start
     try:

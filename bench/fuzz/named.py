@@ -20,6 +20,10 @@ def attention(chance: random.Random) -> Data:
         "kv_heads": kv_heads, "queries": queries, "keys": max(queries, chance.choice((64, 100, 300, 1000, 4000))),
         "head_dim": chance.choice(_HEADS), "causal": chance.random() < 0.6, "dtype": chance.choice(_FLOATS),
     }  # fmt: skip
+    return _with_options(chance, data)
+
+
+def _with_options(chance: random.Random, data: Data) -> Data:
     if data["causal"] and chance.random() < 0.3:
         data["window"] = chance.choice((1, 17, 64, 130))
     if chance.random() < 0.2:
@@ -31,12 +35,13 @@ def attention_gradient(chance: random.Random) -> Data:
     """A gradient of attention after the queries, or after keys and values."""
     kv_heads = chance.choice((1, 2))
     queries = chance.choice((5, 64, 100, 257, 512))
-    return {
+    data: Data = {
         "op": "attention_gradient", "of": chance.choice(("queries", "keys")), "b": chance.choice((1, 2)),
         "heads": kv_heads * chance.choice((1, 2)), "kv_heads": kv_heads, "queries": queries,
         "keys": queries + chance.choice((0, 0, 33)), "head_dim": chance.choice((16, 32, 64, 128)),
         "causal": chance.random() < 0.6, "dtype": chance.choice(_FLOATS),
     }  # fmt: skip
+    return _with_options(chance, data)
 
 
 def convolution(chance: random.Random) -> Data:
@@ -48,6 +53,8 @@ def convolution(chance: random.Random) -> Data:
         "f": chance.choice((16, 33, 64, 128)), "kh": window, "kw": window, "stride": chance.choice((1, 1, 1, 2)),
         "padding": window // 2, "layout": chance.choice(("NCHW", "NHWC")), "dtype": chance.choice(_FLOATS),
     }  # fmt: skip
+    if data["dtype"] == "float32" and chance.random() < 0.6:
+        data["allow_tf32"] = True
     return _with_epilogue(chance, data, "f")
 
 

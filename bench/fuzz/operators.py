@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.fuzz.named import named
+from bench.fuzz.productions import INSIDE, OUTSIDE
+from bench.fuzz.targets import FRAMES as TARGET_FRAMES
+from bench.fuzz.targets import Target, targets, with_production
 from bench.fuzz.values import INTEGER_BOUNDS, Term, Writer, positive, product, quotient, total, within
 from hal.support.errors import InputError
 from sokoban.language.operators import operator_from_data
@@ -33,22 +36,59 @@ FAMILIES: tuple[tuple[tuple[str, ...], int], ...] = (
 )  # fmt: skip
 
 NARROW = ("float16", "bfloat16")
+FLOATS = (*NARROW, "float32", "float64")
 INTEGERS = ("int8", "int32")
 
 
 @dataclass
 class Draw:
-    """One operator under way: what it is drawn by, its axes and its statements."""
+    """One operator under way: what it is drawn by, its axes and its statements.
+
+    Attributes:
+        chance: what everything is drawn by.
+        target: what the operator is drawn for; None for nothing but itself.
+    """
 
     chance: random.Random
+    target: Target | None = None
 
     def __post_init__(self) -> None:
         self.sizes: dict[str, int] = {}
         families, weights = zip(*FAMILIES, strict=True)
         self.dtypes: tuple[str, ...] = self.chance.choices(families, weights)[0]
+        if self.target is not None:
+            self.dtypes = (self.chance.choice(FLOATS[2:] if self.target.lowering.startswith("cpu") else FLOATS),)
         self.whole = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
+        self.averages = False
         self.writer = Writer(self.chance, self.sizes, self.dtypes, self.whole)
         self.statements: list[str] = []
+
+    def inside(self, term: Term, axes: Sequence[str]) -> Term:
+        """A value inside of a reduction, with the production that is wanted there."""
+        return self._wanted(INSIDE, term, axes)
+
+    def outside(self, term: Term, axes: Sequence[str]) -> Term:
+        """A value outside of reductions, with the production that is wanted there."""
+        return self._wanted(OUTSIDE, term, axes)
+
+    def _wanted(self, place: str, term: Term, axes: Sequence[str]) -> Term:
+        if self.target is None or self.target.place != place:
+            return term
+        return with_production(self.writer, term, axes, self.target.name)
+
+    def operand_offset(self, axis: str, offset: int) -> int:
+        """By how much an operand's rows or columns are moved, 8 or none where that is wanted, -1 for what is padded."""
+        if self.target is None:
+            return offset
+        wanted = self.target.name if self.target.place == INSIDE else ""
+        if wanted not in ("offset", "pad zero"):
+            return 0
+        return (8 if wanted == "offset" else -1) if axis == "i" else 0
+
+    def function(self, functions: Sequence[str]) -> str:
+        """One of some reductions, the one that is wanted if it is among them."""
+        wanted = self.target.name if self.target is not None and not self.target.place else ""
+        return wanted if wanted in functions else self.chance.choice(functions)
 
     def axes(self, *names: str, tables: Sequence[Sequence[int]] = (TINY, PRIME, EDGE, LARGE)) -> list[str]:
         """New axes."""
@@ -74,6 +114,9 @@ class Draw:
         shown = axes[0] if len(axes) == 1 and self.chance.random() < 0.5 else f"[{', '.join(axes)}]"
         inner = body.text[1:-1] if body.text.startswith("(") and _encloses(body.text) else body.text
         text = f"{function}({shown}, {inner})"
+        if function == "sum" and self.averages and not self.whole and self.chance.random() < 0.1:
+            # Whole numbers have no mean.
+            return replace(body, text=f"mean({shown}, {inner})", error=2 * (body.error + body.usual), exact=False)
         if function in ("max", "min"):
             return Term(text, body.low, body.high, body.usual, body.error, body.exact, body.peaked)
         if function == "prod":
@@ -87,16 +130,20 @@ class Draw:
         """What is reduced: it reads an input along every reduced axis."""
         axes = [*spatial, *reduced]
         first = self.writer.load(spatial, every=reduced, plain=self.chance.random() < 0.5)
-        term = self.writer.value(axes, depth, first)
+        term = self.inside(self.writer.value(axes, depth, first), axes)
         if function == "prod":
             count = math.prod(self.sizes[axis] for axis in reduced)
-            scale = 2.0 ** -math.ceil(math.log2(2 + count / 4))
-            return Term(f"(1 + {scale:g}*{bounded(term).text})", 0.5, 1.5, 1.0, 1.0, peaked=term.peaked)
+            return self.factor(term, count)
         if self.whole:
-            return self._whole_body(first, term, reduced)
+            return self.whole_body(first, term, reduced)
         return within(term, 1e4) if not term.peaked else term
 
-    def _whole_body(self, first: Term, term: Term, reduced: Sequence[str]) -> Term:
+    def factor(self, term: Term, count: int) -> Term:
+        """A factor near one, of which ``count`` may be multiplied."""
+        scale = 2.0 ** -math.ceil(math.log2(2 + count / 4))
+        return Term(f"(1 + {scale:g}*{bounded(term).text})", 0.5, 1.5, 1.0, 1.0, peaked=term.peaked)
+
+    def whole_body(self, first: Term, term: Term, reduced: Sequence[str]) -> Term:
         """Integers whose sum 32 bits hold."""
         count = math.prod(self.sizes[axis] for axis in reduced)
         return term if term.most * count < 2**30 else first
@@ -128,6 +175,8 @@ class Draw:
             "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"} | {tensor: result},
             "shapes": {name: shape for name, shape in inputs.shapes.items() if name in read},
         }
+        if not self.whole and self.chance.random() < 0.05:
+            data["accumulate"] = "float64"
         return data
 
 
@@ -169,17 +218,25 @@ def transposed(draw: Draw) -> Data:
 
 def reduction(draw: Draw) -> Data:
     """One reduction of any kind of any value, perhaps inside arithmetic."""
+    draw.averages = True
     spatial = draw.axes(*("i", "j")[: draw.chance.choice((1, 1, 2))])
     reduced = draw.axes(*("k", "r")[: draw.chance.choice((1, 1, 2))])
     _limit(draw, 2**26)
-    function = draw.chance.choice(("sum", "sum", "sum", "max", "min") + (() if draw.whole else ("prod", "prod")))
+    function = draw.function(("sum", "sum", "sum", "max", "min") + (() if draw.whole else ("prod", "prod")))
     draw.writer.peaked = function == "max"
     if function == "prod":
         draw.sizes.update({axis: min(draw.sizes[axis], 33) for axis in reduced})
-    term = draw.reduced(function, reduced, draw.body(function, spatial, reduced, draw.chance.randint(0, 3)))
+    if draw.chance.random() < 0.08 and not draw.whole and function != "prod":
+        # Of places alone.
+        weights = [_position_weight(draw, [axis, *spatial]) for axis in reduced]
+        body = total(draw.writer.position(reduced[:1]), weights[-1])
+        body = within(product(body, weights[0]), 100.0)
+    else:
+        body = draw.body(function, spatial, reduced, draw.chance.randint(0, 3))
+    term = draw.reduced(function, reduced, body)
     if draw.chance.random() < 0.4:
         term = draw.state("C", spatial, term)
-    if draw.chance.random() < 0.7:
+    if draw.chance.random() < 0.7 or draw.target is not None:
         term = _epilogue(draw, spatial, term)
     return draw.finish(term, spatial)
 
@@ -207,9 +264,9 @@ def contraction(draw: Draw) -> Data:
         body = product(body, _position_weight(draw, [*spatial, *reduced]))
     if draw.whole and body.most * math.prod(draw.sizes[axis] for axis in reduced) > 2**30:
         body = product(_operand(draw, "A", [*batch, *rows, *reduced]), _operand(draw, "B", [*reduced, *columns]))
-    term = draw.reduced("sum", reduced, body)
+    term = draw.reduced("sum", reduced, draw.inside(body, [*spatial, *reduced]))
     term = draw.state("C", spatial, term) if draw.chance.random() < 0.4 else term
-    if draw.chance.random() < 0.6:
+    if draw.chance.random() < 0.6 or draw.target is not None:
         term = _epilogue(draw, spatial, term)
     return draw.finish(term, spatial)
 
@@ -218,23 +275,32 @@ def matrix_product(draw: Draw) -> Data:
     """A product of matrices that matrix units take, with any epilogue."""
     chance = draw.chance
     dtype = chance.choice(("float16", "float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"))
+    if draw.target is not None:
+        dtype = "float16"
     draw.dtypes, draw.whole = (dtype,), dtype == "int8"
     draw.writer.dtypes, draw.writer.whole = ("int32",) if dtype == "int8" else (dtype,), draw.whole
     if dtype.startswith("float8"):
         draw.writer.dtypes = ("float32",)
     aligned = ((64, 128, 256), (512, 1024, 2048), (192, 384, 768, 96))
-    even = aligned if chance.random() < 0.6 else (PRIME, EDGE, LARGE)
-    batch = draw.axes("b", tables=((2, 3, 16),)) if chance.random() < 0.2 else []
-    draw.axes("i", tables=(*even, (1, 8, 16, 33)))
+    even: Sequence[Sequence[int]] = aligned if chance.random() < 0.6 else (PRIME, EDGE, LARGE)
+    if draw.target is not None:
+        even = ((512, 1024, 2048),)
+    batch = draw.axes("b", tables=((2, 3, 16),)) if chance.random() < 0.2 and draw.target is None else []
+    draw.axes("i", tables=even if draw.target is not None else (*even, (1, 8, 16, 33)))
     draw.axes("j", "k", tables=even)
     draw.sizes["k"] = max(draw.sizes["k"], 16)
     if dtype == "int8" or dtype.startswith("float8"):
         draw.sizes["k"] = -(-draw.sizes["k"] // 32) * 32
-    spatial = [*batch, "i", "j"]
-    left = _operand(draw, "A", _turned(chance, [*batch, "i", "k"]), dtype)
-    right = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
-    term = draw.state("C", spatial, draw.reduced("sum", ["k"], product(left, right)))
-    if chance.random() < 0.75:
+    spatial, reduced = [*batch, "i", "j"], ["k"]
+    is_moved = draw.target is not None and draw.target.place == INSIDE and draw.target.name in ("strided", "window")
+    if is_moved or (not batch and chance.random() < 0.2):
+        reduced = ["r", "k"]
+        left, right = _moved(draw, dtype)
+    else:
+        left = _operand(draw, "A", _turned(chance, [*batch, "i", "k"]), dtype)
+        right = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
+    term = draw.state("C", spatial, draw.reduced("sum", reduced, product(left, right)))
+    if chance.random() < 0.75 or draw.target is not None:
         if draw.whole:
             # What follows a sum of integers is computed in floats unless integers are asked for.
             draw.whole = draw.writer.whole = chance.random() < 0.5
@@ -246,7 +312,7 @@ def matrix_product(draw: Draw) -> Data:
         if data["dtypes"]["Y"] == "float16":
             data["dtypes"]["Y"] = "float32" if dtype == "int8" else "float16"
     if dtype == "float32":
-        data["allow_tf32"] = True
+        data["allow_tf32"] = "accumulate" not in data
     elif dtype in NARROW:
         data["accumulate"] = "float32"
     return data
@@ -255,7 +321,7 @@ def matrix_product(draw: Draw) -> Data:
 def windows(draw: Draw) -> Data:
     """A convolution, a depthwise one or a pool, strided, dilated and padded, with weights by position."""
     chance = draw.chance
-    depthwise = chance.random() < 0.5
+    depthwise = chance.random() < 0.5 or draw.target is not None
     draw.axes("n", tables=((1, 2, 3),))
     draw.axes("c", tables=((3, 7, 16, 32, 33, 64),) if not depthwise else ((1, 3, 32, 33, 64, 96),))
     draw.axes("h", "w", tables=((5, 7, 13, 14, 28, 31, 56),))
@@ -268,7 +334,7 @@ def windows(draw: Draw) -> Data:
     strides = [chance.choice((1, 1, 2, 3)) for _ in range(2)]
     dilations = [chance.choice((1, 1, 1, 2)) for _ in range(2)]
     paddings = [chance.choice((0, 1, 1, 2)) for _ in range(2)]
-    function = chance.choice(("sum", "sum", "sum", "sum", "max", "min")) if depthwise else "sum"
+    function = draw.function(("sum", "sum", "sum", "sum", "max", "min")) if depthwise else "sum"
     draw.writer.peaked = function == "max"
     indices, shape, is_outside = ["n", channel], [draw.sizes["n"], draw.sizes[channel]], False
     for axis, kernel, stride, dilation, padding in zip("hw", "rs", strides, dilations, paddings, strict=True):
@@ -294,18 +360,23 @@ def windows(draw: Draw) -> Data:
         if chance.random() < 0.8:
             order = ["c", "r", "s"] if depthwise else ["f", "c", "r", "s"]
             body = product(load, _operand(draw, "W", order))
+        if chance.random() < 0.3 and draw.target is None:
+            body = _epilogue(draw, [*spatial, *reduced], body, chance.randint(1, 2))
+            body = draw.whole_body(load, body, reduced) if draw.whole else within(body, 100.0)
         if chance.random() < 0.3:
             body = product(body, _position_weight(draw, [*spatial, *reduced]))
         elif chance.random() < 0.3:
             zero = Term("0", 0, 0, 0.1, exact=True)
             body = Term(f"select({draw.writer.truth([*spatial, *reduced], 1)}, {body.text}, {zero.text})",
                         min(body.low, 0), max(body.high, 0), body.usual, body.error)  # fmt: skip
+    if draw.target is not None:
+        body = draw.inside(body, [*spatial, *reduced])
     term = draw.reduced(function, reduced, body)
     if pad in ("inf", "-inf"):
         # A window may lie outside as a whole.
         return draw.finish(term, spatial)
     term = draw.state("C", spatial, term) if chance.random() < 0.4 else term
-    if chance.random() < 0.5:
+    if chance.random() < 0.5 or draw.target is not None:
         term = _epilogue(draw, spatial, term)
     return draw.finish(term, spatial)
 
@@ -313,15 +384,28 @@ def windows(draw: Draw) -> Data:
 def rows(draw: Draw) -> Data:
     """Several reductions over the columns of each row, each of what the ones before made of it."""
     chance = draw.chance
+    columns = draw.axes("j", tables=(TINY, PRIME, EDGE, LARGE))
+    left = draw.axes(*("b", "i")[: chance.choice((1, 1, 2))])
+    draw.sizes.update({axis: min(draw.sizes[axis], 130) for axis in left})
+    return _rows(draw, left, columns)
+
+
+def long_rows(draw: Draw) -> Data:
+    """Few rows so long that slices of them are kernels of their own."""
+    columns = draw.axes("j", tables=((8192, 24576, 65536, 131072, 262144),))
+    return _rows(draw, draw.axes("i", tables=((1, 2, 3),)), columns)
+
+
+def _rows(draw: Draw, left: list[str], columns: list[str]) -> Data:
+    chance = draw.chance
     if draw.whole:
         draw.whole = draw.writer.whole = False
-    left = draw.axes(*("b", "i")[: chance.choice((1, 1, 2))])
-    columns = draw.axes("j", tables=(TINY, PRIME, EDGE, LARGE))
-    draw.sizes.update({axis: min(draw.sizes[axis], 130) for axis in left})
     axes = [*left, *columns]
-    functions = [chance.choice(("sum", "max", "min", "sum")) for _ in range(chance.randint(1, 3))]
+    # Thousands of equal factors are rounded the same way.
+    known = ("sum", "max", "min", "sum", "prod") if draw.sizes[columns[0]] <= 600 else ("sum", "max", "min", "sum")
+    functions = [draw.function(known) for _ in range(chance.randint(1, 3))]
     draw.writer.peaked = "max" in functions
-    current = _epilogue(draw, axes, draw.writer.load([], every=axes), depth=chance.randint(0, 2))
+    current = draw.inside(_epilogue(draw, axes, draw.writer.load([], every=axes), depth=chance.randint(0, 2)), axes)
     if chance.random() < 0.5:
         current = draw.state("L", axes, current)
     count = draw.sizes["j"]
@@ -333,7 +417,7 @@ def rows(draw: Draw) -> Data:
             )
         if current.most > 1e3 and not current.peaked:
             current = within(current, 100.0)
-        reduced = draw.reduced(function, columns, current)
+        reduced = draw.reduced(function, columns, draw.factor(current, count) if function == "prod" else current)
         if function == "sum":
             mean = f"({reduced.text} / {count})"
             reduced = replace(current, text=mean, error=current.error + current.usual, exact=False)
@@ -380,14 +464,15 @@ def steps(draw: Draw) -> Data:
     first = product(_operand(draw, "A", ["i", "k"]), _operand(draw, "B", ["k", "n"]))
     if chance.random() < 0.3:
         first = product(first, _position_weight(draw, ["i", "n", "k"]))
+    first = within(draw.inside(first, ["i", "n", "k"]), 100.0)
     hidden = draw.state("H", ["i", "n"], draw.reduced("sum", ["k"], first))
     if chance.random() < 0.8:
         hidden = draw.state("G", ["i", "n"], bounded_epilogue(draw, ["i", "n"], hidden))
     second = product(hidden, _operand(draw, "D", ["n", "p"]))
     if chance.random() < 0.2:
         second = product(second, _position_weight(draw, ["i", "n", "p"]))
-    term = draw.reduced("sum", ["n"], second)
-    if chance.random() < 0.4:
+    term = draw.reduced(draw.function(("sum", "sum", "sum", "max", "min")), ["n"], second)
+    if chance.random() < 0.4 or draw.target is not None:
         term = _epilogue(draw, ["i", "p"], draw.state("C", ["i", "p"], term), depth=1)
     return draw.finish(term, ["i", "p"])
 
@@ -396,20 +481,58 @@ def pair(draw: Draw) -> Data:
     """Two products in a row with something point-wise between them, all of one type, as one kernel computes them."""
     chance = draw.chance
     dtype = chance.choice(("float16", "float16", "bfloat16", "float32"))
+    sizes: Sequence[Sequence[int]] = ((16, 32, 64), (16, 24, 33, 96, 128))
+    if draw.target is not None:
+        dtype = chance.choice(
+            ("float16", "bfloat16") if draw.target.lowering == "pairs.warps" else ("float32", "float16")
+        )
+        sizes = sizes[:1]
     draw.dtypes, draw.whole = (dtype,), False
     draw.writer.dtypes, draw.writer.whole = draw.dtypes, False
-    draw.axes("i", tables=(EDGE, (192, 512, 1000, 2048)))
-    draw.axes("k", "n", "p", tables=((16, 32, 64), (16, 24, 33, 96, 128)))
+    draw.axes("i", tables=(EDGE, (192, 512, 1000, 2048)) if draw.target is None else ((2048, 4096, 5000),))
+    draw.axes("k", "n", "p", tables=sizes)
     first = product(_plain(draw, "A", ["i", "k"]), _plain(draw, "B", _turned(chance, ["k", "n"])))
     hidden = draw.state("H", ["i", "n"], draw.reduced("sum", ["k"], first))
-    if chance.random() < 0.85:
-        hidden = draw.state("G", ["i", "n"], bounded_epilogue(draw, ["i", "n"], hidden))
+    if chance.random() < 0.85 or draw.target is not None:
+        between = draw.inside(draw.writer.value(["i", "n"], chance.randint(1, 2), hidden), ["i", "n"])
+        hidden = draw.state("G", ["i", "n"], within(between, 8.0))
     term = draw.reduced("sum", ["n"], product(hidden, _plain(draw, "D", _turned(chance, ["n", "p"]))))
-    if chance.random() < 0.5:
+    if chance.random() < 0.5 or draw.target is not None:
         term = _epilogue(draw, ["i", "p"], draw.state("C", ["i", "p"], term), depth=chance.randint(1, 2))
     data = draw.finish(within(term, 500.0), ["i", "p"])
     data["dtypes"]["Y"] = dtype
     return data
+
+
+def read_again(draw: Draw) -> Data:
+    """A tensor of a value or of a sum, read by the next statement elsewhere, too: shifted, turned, or as a window."""
+    chance = draw.chance
+    draw.whole = draw.writer.whole = False
+    axes = draw.axes("i", "j", tables=(TINY, PRIME, EDGE))
+    turned = chance.random() < 0.3
+    if turned:
+        draw.sizes["j"] = draw.sizes["i"]
+    if chance.random() < 0.5:
+        reduced = draw.axes("k", tables=(PRIME, EDGE))
+        term = draw.reduced("sum", reduced, within(draw.body("sum", axes, reduced, 1), 8.0))
+    else:
+        term = _epilogue(draw, axes, draw.writer.load(axes))
+    first = draw.state("C", axes, within(term, 500.0))
+    last = draw.sizes["i"] - 1
+    indices, pad = chance.choice(
+        (("i - 1, j", "1"), ("i + 2, j - 1", "0"), (f"{last} - i, j", ""), ("0, j", ""), (f"{last}, j", ""))
+    )
+    if turned and chance.random() < 0.7:
+        indices, pad = "j, i", ""
+    text = f"C[{indices}{f' | pad={pad}' if pad else ''}]"
+    other = replace(first, text=text, low=min(first.low, 0), high=max(first.high, 1), exact=False)
+    if chance.random() < 0.25:
+        draw.axes("r", tables=((2, 3),))
+        function = chance.choice(("sum", "max", "min"))
+        # Larger elements than those that the peaks are put on are of a computed tensor.
+        windows = replace(other, text=f"C[i + r - 1, j | pad={'0' if function == 'sum' else '-1'}]")
+        return draw.finish(draw.reduced(function, ["r"], windows), axes)
+    return draw.finish(_epilogue(draw, axes, total(first, product(other, draw.writer.constant()))), axes)
 
 
 def long_reduction(draw: Draw) -> Data:
@@ -422,7 +545,7 @@ def long_reduction(draw: Draw) -> Data:
         spatial, function = ["i", "j"], "sum"
     else:
         draw.axes("i", tables=((1, 2, 7, 32),))
-        function = chance.choice(("sum", "max", "min"))
+        function = draw.function(("sum", "max", "min"))
         draw.writer.peaked = function == "max"
         body, spatial = draw.writer.load([], every=["i", "k"] if chance.random() < 0.6 else ["k", "i"]), ["i"]
     if draw.whole:
@@ -433,8 +556,8 @@ def long_reduction(draw: Draw) -> Data:
     elif kind == 1:
         masked = f"select({draw.writer.truth([*spatial, 'k'], 1)}, {body.text}, 0)"
         body = replace(body, text=masked, low=min(body.low, 0), high=max(body.high, 0), exact=False)
-    term = draw.reduced(function, ["k"], body)
-    if chance.random() < 0.6:
+    term = draw.reduced(function, ["k"], draw.inside(body, [*spatial, "k"]))
+    if chance.random() < 0.6 or draw.target is not None:
         term = _epilogue(draw, spatial, draw.state("C", spatial, term))
     return draw.finish(term, spatial)
 
@@ -447,6 +570,19 @@ def _limit(draw: Draw, points: int) -> None:
     while math.prod(draw.sizes.values()) > points:
         longest = max(draw.sizes, key=draw.sizes.__getitem__)
         draw.sizes[longest] = draw.sizes[longest] // 2 + 1
+
+
+def _moved(draw: Draw, dtype: str) -> tuple[Term, Term]:
+    """Operands of a product whose rows move in every step, as those of an image do below a filter."""
+    stride = draw.chance.choice((1, 1, 2, 30) if draw.target is None else (2, 30))
+    draw.axes("r", tables=((2, 3, 5),))
+    sizes, inputs = draw.sizes, draw.writer.inputs
+    inputs.shapes["A"] = [sizes["i"] + stride * (sizes["r"] - 1), sizes["k"]]
+    inputs.shapes["B"] = [sizes["r"], sizes["k"], sizes["j"]]
+    inputs.dtypes.update({"A": dtype, "B": dtype})
+    low, high = INTEGER_BOUNDS if dtype in INTEGERS else (-1.0, 1.0)
+    read = Term(f"A[i + {stride}*r, k]", low, high, high / 2, exact=True)
+    return read, replace(read, text="B[r, k, j]")
 
 
 def _plain(draw: Draw, tensor: str, axes: Sequence[str]) -> Term:
@@ -468,16 +604,20 @@ def _operand(draw: Draw, tensor: str, axes: Sequence[str], dtype: str | None = N
     if dtype is None and draw.chance.random() < 0.3:
         draw.chance.shuffle(order)
     dtype = dtype or draw.chance.choice(draw.dtypes)
-    shape, indices = [], []
+    shape, indices, pad = [], [], ""
     for axis in order:
-        offset = draw.chance.choice((1, 2)) if draw.chance.random() < 0.04 else 0
-        is_reversed = draw.chance.random() < 0.04
-        shape.append(draw.sizes[axis] + offset)
+        offset = draw.chance.choice((1, 2, 8, -1)) if draw.chance.random() < 0.06 else 0
+        offset = draw.operand_offset(axis, offset)
+        is_reversed = offset >= 0 and draw.target is None and draw.chance.random() < 0.03
+        # What is missing is zero.
+        shape.append(max(draw.sizes[axis] + offset, 1))
+        if offset < 0:
+            pad, offset = " | pad=0", 0
         text = f"{draw.sizes[axis] - 1 + offset} - {axis}" if is_reversed else axis + (f" + {offset}" if offset else "")
         indices.append(text)
     draw.writer.inputs.shapes[tensor], draw.writer.inputs.dtypes[tensor] = shape, dtype
     low, high = INTEGER_BOUNDS if dtype in INTEGERS else (-1.0, 1.0)
-    return Term(f"{tensor}[{', '.join(indices)}]", low, high, high / 2, exact=True, peaked=draw.writer.peaked)
+    return Term(f"{tensor}[{', '.join(indices)}{pad}]", low, high, high / 2, exact=True, peaked=draw.writer.peaked)
 
 
 def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operand: Term) -> Term:
@@ -524,7 +664,7 @@ def _position_weight(draw: Draw, axes: Sequence[str]) -> Term:
 
 def _epilogue(draw: Draw, axes: Sequence[str], term: Term, depth: int | None = None) -> Term:
     """A value of ``term``, inputs, positions and numbers."""
-    return draw.writer.value(axes, draw.chance.randint(1, 3) if depth is None else depth, term)
+    return draw.outside(draw.writer.value(axes, draw.chance.randint(1, 3) if depth is None else depth, term), axes)
 
 
 def bounded_epilogue(draw: Draw, axes: Sequence[str], term: Term) -> Term:
@@ -546,20 +686,23 @@ def _combined(draw: Draw, current: Term, reduced: Term) -> Term:
 
 #: Frames and how often they are drawn.
 FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
-    (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 20), (matrix_product, 22), (windows, 12), (rows, 8),
-    (masked_softmax, 2), (steps, 4), (pair, 5), (long_reduction, 6),
+    (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 19), (matrix_product, 22), (windows, 14), (rows, 8),
+    (long_rows, 4), (masked_softmax, 2), (steps, 4), (pair, 9), (read_again, 4), (long_reduction, 6),
 )  # fmt: skip
 
 
+_BY_NAME = {frame.__name__: frame for frame, _ in FRAMES}
+
+
 def operator(number: int, seed: int = 0) -> Data:
-    """The operator of a number, as JSON has it.
+    """The operator of a number, as JSON has it; those of even numbers are drawn for a target.
 
     >>> operator(0) == operator(0)
     True
     """
     chance = random.Random(f"{seed}/{number}")
     while True:
-        data = {"name": f"drawn_{seed}_{number}", **_drawn(chance)}
+        data = {"name": f"drawn_{seed}_{number}", **_drawn(chance, target_of(number))}
         try:
             operator_from_data(data)
         except InputError:
@@ -567,7 +710,14 @@ def operator(number: int, seed: int = 0) -> Data:
         return data
 
 
-def _drawn(chance: random.Random) -> Data:
+def target_of(number: int) -> Target | None:
+    """What the operator of a number is drawn for."""
+    return targets()[number // 2 % len(targets())] if number % 2 == 0 else None
+
+
+def _drawn(chance: random.Random, target: Target | None) -> Data:
+    if target is not None:
+        return _BY_NAME[chance.choice(TARGET_FRAMES[target.lowering])](Draw(chance, target))
     if chance.random() < 0.13:
         return named(chance)
     frames, weights = zip(*FRAMES, strict=True)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sokoban.language.expression import (
-    FUNCTIONS,
     REDUCTION_IDENTITY,
     AxisValue,
     Call,
@@ -22,6 +21,7 @@ from sokoban.language.expression import (
     Value,
     walk,
 )
+from sokoban.language.functions import FUNCTIONS
 from sokoban.language.named.attention import AttentionSizes
 
 INSIDE, OUTSIDE = "inside", "outside"

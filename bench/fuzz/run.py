@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from bench.fuzz.kernels import DEVICES, Kernel, device_of, drawn, kernels_of, outcome_of
-from bench.fuzz.operators import Data, operator
+from bench.fuzz.kernels import CANDIDATES, DEVICES, Kernel, device_of, drawn, kernels_of, outcome_of
+from bench.fuzz.operators import Data, operator, target_of
 from bench.fuzz.shrink import failure, shrunk
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
@@ -25,7 +25,10 @@ from sokoban.language.reference import evaluate, random_inputs
 #: Kernels of an operator that are run: so many, or one of every kind if those are more, up to the second number.
 KERNELS = (2, 3)
 #: One kernel in so many is run by its OpenCL twin, one operator in so many on the processor, and searched for.
-OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 6, 10
+OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 4, 10
+
+#: Lowerings of matrix instructions that are seldom among the best programs.
+MATRIX = ("wmma", "wgmma", "bulk")
 
 #: One operator in so many has a kernel built by the device's compiler.
 BUILD_EVERY = 25
@@ -39,21 +42,25 @@ Record = dict[str, Any]
 
 def examined(number: int, seed: int = 0) -> Record:
     """The record of an operator: what it takes on every device, and what came of the kernels that were run."""
-    return examined_data(operator(number, seed), random.Random(f"{seed}/{number}/kernels")) | {"number": number}
+    target, chance = target_of(number), random.Random(f"{seed}/{number}/kernels")
+    record = examined_data(operator(number, seed), chance, "" if target is None else target.lowering)
+    return record | {"number": number}
 
 
-def examined_data(data: Data, chance: random.Random) -> Record:
-    """The record of any operator."""
+def examined_data(data: Data, chance: random.Random, wanted: str = "") -> Record:
+    """The record of any operator; a kernel by the lowering or algorithm ``wanted`` is run where it has one."""
     start, core = time.perf_counter(), _core_seconds()
     record: Record = {"took": {}, "refused": {}, "runs": []}
     try:
         expr = operator_from_data(data)
         kernels: list[Kernel] = []
-        devices = [name for name in DEVICES if name != "cpu" or chance.randrange(CPU_EVERY) == 0]
+        is_on_cpu = chance.randrange(CPU_EVERY) == 0 or wanted.startswith("cpu")
+        devices = [name for name in DEVICES if name != "cpu" or is_on_cpu]
         for device in devices:
-            method = "both" if device != "cpu" and chance.randrange(SEARCH_EVERY) == 0 else "roller"
+            is_searched = chance.randrange(SEARCH_EVERY) == 0 or wanted in MATRIX
+            method = "both" if device != "cpu" and is_searched else "roller"
             try:
-                some = kernels_of(expr, device, method)
+                some = kernels_of(expr, device, method, CANDIDATES * (4 if wanted in MATRIX else 1))
             except InputError as error:
                 record["refused"][device] = str(error)
                 continue
@@ -61,12 +68,16 @@ def examined_data(data: Data, chance: random.Random) -> Record:
             kernels += some
         on_boards = [kernel for kernel in kernels if kernel.device != "cpu"]
         least, most = KERNELS
-        chosen = drawn(on_boards, chance, min(most, max(least, len({kernel.kind for kernel in on_boards}))))
-        chosen += drawn([kernel for kernel in kernels if kernel.device == "cpu"], chance, 1)
+        chosen = drawn([kernel for kernel in kernels if wanted in kernel.names], chance, 1)
+        others = [kernel for kernel in on_boards if kernel not in chosen]
+        count = min(most, max(least, len({kernel.kind for kernel in on_boards})))
+        chosen += drawn(others, chance, count - len(chosen))
+        on_cpu = [kernel for kernel in kernels if kernel.device == "cpu" and kernel not in chosen]
+        chosen += drawn(on_cpu, chance, 1)
         for form in _distinct_forms(chosen):
-            error = meaning_error(form)
-            if error > MOST_MEANING_ERROR:
-                record["traceback"] = f"Meaning: the {form.kind} is {error:.3g} off the operator as written"
+            distance = meaning_error(form)
+            if distance > MOST_MEANING_ERROR:
+                record["traceback"] = f"Meaning: the {form.kind} is {distance:.3g} off the operator as written"
         for kernel in chosen:
             record["runs"].append(run(kernel, chance))
         if chosen and chance.randrange(BUILD_EVERY) == 0:

@@ -48,10 +48,18 @@ def shrunk(data: Data, fails: Callable[[Data], bool], seconds: float = 60.0) -> 
             if key in seen or _weight(smaller) >= _weight(data):
                 continue
             seen.add(key)
-            if fails(smaller):
+            if _is_operator(smaller) and fails(smaller):
                 data, progress = smaller, True
                 break
     return data
+
+
+def _is_operator(data: Data) -> bool:
+    try:
+        operator_from_data(data)
+    except InputError:
+        return False
+    return True
 
 
 def failure(device: str, kind: str, outcome: str, engine: str | None) -> Callable[[Data], bool]:

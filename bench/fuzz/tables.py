@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bench.fuzz.log import Record
-from bench.fuzz.productions import ALL, INSIDE, OPTIONS, OUTSIDE, REDUCTIONS
+from bench.fuzz.productions import ALL, INSIDE, OPTIONS, OUTSIDE, POSITIONS, REDUCTIONS
+from sokoban.language.functions import FUNCTIONS
 
 #: Element types of inputs, and what results are stored as.
 _ANY_FLOAT = ("reads float16", "reads bfloat16", "reads float32")
@@ -21,15 +22,22 @@ _RESULTS = ("writes float16", "writes bfloat16", "writes float32")
 #: What indices of a product's operands may be; those of images move with the steps of a filter.
 _OPERANDS = ("mul", "plain", "transposed", "broadcast", "offset", "strided", "window", "pad zero")
 
+#: What indices of a row's columns cannot be where the row is cut into slices.
+_MOVED = ("strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
+
 _INFINITE = "pad infinity"
 _OUTSIDE = frozenset(row for row in ALL if row.startswith(OUTSIDE) and not row.endswith(_INFINITE))
 _INSIDE = frozenset(row for row in ALL if row.startswith(INSIDE) and not row.endswith(_INFINITE))
 _BODIES = _INSIDE | frozenset(REDUCTIONS)
 _PRODUCTS = frozenset({"sum of a reduction", *(f"{INSIDE} {name}" for name in _OPERANDS)})
 _ATTENTION = frozenset(OPTIONS)
-_PAIRS = frozenset({"sum of a reduction", f"{INSIDE} mul", f"{INSIDE} plain"}) | {
-    row for row in _OUTSIDE if not row.endswith(("pad zero", "pad number"))
-}
+#: Functions between the products are inside the second one; neither they nor the last reads beyond a tensor.
+_PAIRS = frozenset(
+    {"sum of a reduction"}
+    | {f"{place} {name}" for place in (INSIDE, OUTSIDE) for name in (*FUNCTIONS, "plain", "broadcast")}
+    | {f"{INSIDE} {name}" for name in POSITIONS}
+    | {f"{OUTSIDE} {name}" for name in POSITIONS[:2]}
+)
 
 
 def _without(rows: frozenset[str], *names: str) -> frozenset[str]:
@@ -44,24 +52,25 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "tiles": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Windows walk forwards.
     "windows": _without(_BODIES, "reversed") | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
-    # A product of two loads; an image's rows are padded where threads copy them.
-    "wmma": _without(_PRODUCTS, "pad zero") | _OUTSIDE | {"reads float16", *_RESULTS[::2]},
+    # A product of two loads.
+    "wmma": _PRODUCTS | _OUTSIDE | {"reads float16", *_RESULTS[::2]},
     "mma": _PRODUCTS | _OUTSIDE
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS, "writes int32"},
-    "wgmma": _without(_PRODUCTS, "pad zero") | _OUTSIDE | {"reads float16", "reads bfloat16", *_RESULTS},
-    "bulk": _without(_PRODUCTS, "pad zero") | _OUTSIDE
+    "wgmma": _PRODUCTS | _OUTSIDE | {"reads float16", "reads bfloat16", *_RESULTS},
+    "bulk": _PRODUCTS | _OUTSIDE
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS},
     "pairs.warps": _PAIRS | {"reads float16", "reads bfloat16"},
     "pairs.multiply_adds": _PAIRS | set(_ANY_FLOAT),
     "attention.warps": _ATTENTION | {"reads float16", "reads bfloat16"},
-    "attention.groups": _without(_ATTENTION) | {"reads float16", "reads bfloat16"},
+    "attention.groups": _ATTENTION | {"reads float16", "reads bfloat16"},
     "attention.multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "attention.slices": _ATTENTION | set(_ANY_FLOAT),
-    "attention.gradient_warps": _ATTENTION - {"window", "values of another size"} | {"reads float16", "reads bfloat16"},
-    "attention.gradient_multiply_adds": _ATTENTION - {"window", "values of another size"} | set(_ANY_FLOAT),
+    "attention.gradient_warps": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "attention.gradient_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
-    "split-rows": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
+    # Every reduction is cut along its columns: what walks those walks them plainly.
+    "split-rows": _without(_BODIES - {"prod of a reduction"} | _OUTSIDE, *_MOVED) | {*_ANY_FLOAT},
     "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),

@@ -187,6 +187,25 @@ class Writer:
         inside = f" | pad={pad:g}" if pad is not None else ""
         return Term(f"{tensor}[{', '.join(indices)}{inside}]", low, high, usual, exact=True, peaked=peaked)
 
+    def special_load(self, axes: Sequence[str], kind: str) -> Term:
+        """A load of a new input whose indices are of a kind (:data:`bench.fuzz.productions.INDICES`), or padded."""
+        axis, other = axes[0], axes[-1]
+        last, reach = self.sizes[axis] - 1, self.sizes[axis] + self.sizes[other] - 2
+        indices: Mapping[str, list[tuple[str, int]]] = {
+            "strided": [(f"2*{axis}", 2 * last)], "offset": [(f"{axis} + 1", last + 1)],
+            "reversed": [(f"{last} - {axis}", last)], "window": [(f"{axis} + {other}", reach)],
+            "constant": [("1", 1), (axis, last)], "diagonal": [(axis, last), (axis, last)],
+            "transposed": [(other, self.sizes[other] - 1), (axis, last)],
+        }  # fmt: skip
+        chosen = indices.get(kind, [(axis, last)])
+        tensor, dtype = f"T{len(self.inputs.shapes)}", self.chance.choice(self.dtypes)
+        pad = {"pad zero": 0.0, "pad number": 1.0}.get(kind)
+        cut = 0 if pad is None else 1
+        self.inputs.shapes[tensor] = [max(high + 1 - cut, 1) for _, high in chosen]
+        self.inputs.dtypes[tensor] = dtype
+        texts = [text if pad is None else f"{text} - 1" for text, _ in chosen]
+        return self._term(tensor, dtype, texts, pad)
+
     # Numbers
 
     def constant(self) -> Term:

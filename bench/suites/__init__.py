@@ -2,7 +2,8 @@
 
 ``roller119`` holds the 119 operators of the thesis's evaluation, ``modern`` shapes of today's networks and odd sizes,
 ``types`` products of other element types, some of which a board may lack, ``mutants`` thirty operators whose kernels
-are of all kinds.
+are of all kinds, ``axis_values`` forty that compute with the values of axes,
+``axis_values_types`` some of other element types.
 """
 
 from __future__ import annotations

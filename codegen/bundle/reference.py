@@ -27,6 +27,7 @@ from sokoban.language.expression import (
     Value,
     loads,
 )
+from sokoban.language.functions import FUNCTIONS, expanded
 from sokoban.language.reference import input_ranges
 
 #: Name of the file in a bundle.
@@ -54,8 +55,7 @@ _INFIX = {
 }  # fmt: skip
 _NAMES = {
     "pow": "pow", "min": "smaller", "max": "larger", "abs": "fabs", "exp": "exp", "log": "log", "sqrt": "sqrt",
-    "rsqrt": "inverse_root", "tanh": "tanh", "sigmoid": "logistic", "erf": "erf", "sin": "sin", "cos": "cos",
-    "floor": "floor", "ceil": "ceil", "relu": "positive_part", "gelu": "gelu", "silu": "silu",
+    "tanh": "tanh", "erf": "erf", "sin": "sin", "cos": "cos", "floor": "floor", "ceil": "ceil",
 }  # fmt: skip
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "larger({}, {})", "min": "smaller({}, {})"}
 _IDENTITY = {"sum": "0.0", "prod": "1.0", "max": "-INFINITE", "min": "INFINITE"}
@@ -83,11 +83,6 @@ FUNCTION from_e4m3(unsigned char bits) {
 }
 FUNCTION larger(double a, double b) { return a > b || a != a ? a : b; }
 FUNCTION smaller(double a, double b) { return a < b || a != a ? a : b; }
-FUNCTION inverse_root(double a) { return 1.0 / sqrt(a); }
-FUNCTION positive_part(double a) { return larger(a, 0.0); }
-FUNCTION logistic(double a) { return 0.5 * (1.0 + tanh(0.5 * a)); }
-FUNCTION silu(double a) { return a * logistic(a); }
-FUNCTION gelu(double a) { return 0.5 * a * (1.0 + erf(a * 0.70710678118654752440)); }
 """
 
 
@@ -231,6 +226,8 @@ class _Kernel:
         if isinstance(value, Load):
             return self._load(value)
         assert isinstance(value, Call), "a normalised statement has no inner reduction"
+        if FUNCTIONS[value.function].value is not None:
+            return self._value(expanded(value))
         arguments = [self._value(argument) for argument in value.arguments]
         if value.function in _INFIX:
             return f"({arguments[0]} {_INFIX[value.function]} {arguments[1]})"

@@ -25,6 +25,7 @@ from codegen.bundle.records import (
 from codegen.bundle.reference import ReferenceKernel
 from codegen.generators import Generator
 from codegen.tir.lowered import LoweringError, identifier
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import Tensor
 
@@ -52,6 +53,13 @@ class BuiltLaunch:
     def tensors(self) -> tuple[str, ...]:
         """Names of what its parameters point to, the tensor that it writes last."""
         return tuple(tensor.name for tensor in tensors_of(self.problem))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What the text calls its parameters: by the tensors, or by the parts that they play."""
+        if isinstance(self.problem, AttentionGradientKernel):
+            return self.problem.parameters
+        return tuple(map(identifier, self.tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +212,9 @@ def signature_of(source: str, entry: str) -> tuple[str, ...] | None:
 def _check_signature(launch: BuiltLaunch, source: str) -> None:
     """Raises LoweringError where a text's parameters are not the tensors that its launch binds."""
     if source.endswith((".cu", ".cl")):
-        expected = tuple(identifier(name) for name in launch.tensors)
         signature = signature_of(launch.built.source, launch.built.entry)
-        if signature not in (None, expected):
-            raise LoweringError(f"{launch.built.entry}: the text takes {signature}, the launch gives {expected}")
+        if signature not in (None, launch.parameters):
+            raise LoweringError(f"{launch.built.entry}: the text takes {signature}, not {launch.parameters}")
 
 
 def _rounded(seconds: float) -> float:

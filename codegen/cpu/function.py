@@ -93,6 +93,12 @@ def lowered_blocks(
     )
 
 
+def reads_inside(load: Load, tensor: Tensor, ranges: Mapping[str, int]) -> bool:
+    """Whether a load needs no condition to be read wherever axes of sizes ``ranges`` may be."""
+    bounds = (index.bounds(ranges) for index in load.indices)
+    return all(low >= 0 and high < extent for (low, high), extent in zip(bounds, tensor.shape, strict=True))
+
+
 def read_flat(
     load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int], dtype: str
 ) -> Expr:

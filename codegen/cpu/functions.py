@@ -14,7 +14,8 @@ from tvm import tirx
 
 from codegen.tir import values
 from codegen.tir.values import Expr
-from sokoban.language.expression import Call, Constant, Load, Value
+from sokoban.language.expression import Call, Load, Value, loads
+from sokoban.language.functions import FUNCTIONS, expanded
 
 #: exp(r) = 1 + r + r^2 * polynomial(r), highest power first, for |r| <= ln(2) / 2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -38,49 +39,62 @@ _ERF = (
 )  # fmt: skip
 
 
-def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr], dtype: str) -> Expr:
-    """``value`` over axis variables ``axes`` as a TVM expression of ``dtype``; ``read`` gives the element of a load.
+#: The function of a choice between two values that may both be computed, so that lanes of a vector choose each.
+_CHOICE = "choice"
+_INSTEAD = {_CHOICE: tirx.Select}
 
-    In float32 every function of `_FUNCTIONS` is written out as arithmetic."""
+
+def evaluate(
+    value: Value,
+    axes: Mapping[str, Expr],
+    read: Callable[[Load], Expr],
+    dtype: str,
+    is_inside: Callable[[Load], bool],
+) -> Expr:
+    """``value`` over axis variables ``axes`` as a TVM expression of ``dtype``.
+
+    In float32 every function of `_FUNCTIONS` is written out as arithmetic. LLVM takes a branch around each lane of a
+    vector for a selection of which one side alone is computed, so both are where neither reads outside of a tensor.
+
+    Args:
+        value: what is computed.
+        axes: variables or numbers by axis.
+        read: gives the element of a load.
+        dtype: what is computed in.
+        is_inside: whether a load may be read at every point of the axes.
+    """
+    value = _with_choices(value, is_inside)
     if dtype != "float32":
-        return values.evaluate(value, axes, read, dtype)
+        return values.evaluate(value, axes, read, dtype, _INSTEAD)
     written_out: dict[Load, Expr] = {}
 
     def prepared(node: Value) -> Value:
         if not isinstance(node, Call):
             return node
-        if node.function in _BY_OTHERS:
-            return prepared(_BY_OTHERS[node.function](node.arguments[0]))
+        if node.function != _CHOICE and FUNCTIONS[node.function].value is not None:
+            return prepared(expanded(node))
         node = Call(node.function, tuple(map(prepared, node.arguments)))
         if node.function not in _FUNCTIONS:
             return node
         # A load that nobody makes stands for the result.
         place = Load(f"|{len(written_out)}", ())
-        argument = values.evaluate(node.arguments[0], axes, read_or_result, dtype)
+        argument = values.evaluate(node.arguments[0], axes, read_or_result, dtype, _INSTEAD)
         written_out[place] = _FUNCTIONS[node.function](argument)
         return place
 
     def read_or_result(load: Load) -> Expr:
         return written_out[load] if load in written_out else read(load)
 
-    return values.evaluate(prepared(value), axes, read_or_result, dtype)
+    return values.evaluate(prepared(value), axes, read_or_result, dtype, _INSTEAD)
 
 
-def _sigmoid(x: Value) -> Value:
-    return Call("div", (Constant(1.0), Call("add", (Constant(1.0), Call("exp", (Call("neg", (x,)),))))))
-
-
-def _gelu(x: Value) -> Value:
-    erf = Call("erf", (Call("mul", (x, Constant(math.sqrt(0.5)))),))
-    return Call("mul", (Call("mul", (Constant(0.5), x)), Call("add", (Constant(1.0), erf))))
-
-
-#: Functions by way of those of `_FUNCTIONS`.
-_BY_OTHERS: Mapping[str, Callable[[Value], Value]] = {
-    "sigmoid": _sigmoid,
-    "silu": lambda x: Call("mul", (x, _sigmoid(x))),
-    "gelu": _gelu,
-}
+def _with_choices(value: Value, is_inside: Callable[[Load], bool]) -> Value:
+    """A value whose selections are choices where both sides may be computed."""
+    if not isinstance(value, Call):
+        return value
+    arguments = tuple(_with_choices(argument, is_inside) for argument in value.arguments)
+    is_choice = value.function == "select" and all(map(is_inside, (*loads(arguments[1]), *loads(arguments[2]))))
+    return Call(_CHOICE if is_choice else value.function, arguments)
 
 
 def _number(value: float) -> Expr:

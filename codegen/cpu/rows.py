@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, position, vectors
-from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat
+from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat, reads_inside
 from codegen.cpu.functions import evaluate
 from codegen.cpu.lines import ask_for_line, runs_through
 from codegen.tir.lowered import LoweringError, identifier
@@ -333,7 +333,11 @@ class _RowWriter:
             source = self.sources[load.tensor]
             return read_flat(load, self.tensors[load.tensor], source, axes, self.form.sizes, dtype)
 
-        return evaluate(value, axes, read, dtype)
+        def is_inside(load: Load) -> bool:
+            is_here = load is _KEPT or load.tensor in self.results
+            return is_here or reads_inside(load, self.tensors[load.tensor], self.form.sizes)
+
+        return evaluate(value, axes, read, dtype, is_inside)
 
 
 def _reduction(statement: Statement) -> Reduction:

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, points, vectors
-from codegen.cpu.function import LoweredCpu, lowered_blocks, read_flat
+from codegen.cpu.function import LoweredCpu, lowered_blocks, read_flat, reads_inside
 from codegen.cpu.functions import evaluate
 from codegen.cpu.plan import Block, Tile, TilePlan
 from codegen.cpu.tile_lines import TileLines
@@ -242,13 +242,20 @@ class _RegisterTile:
                 local[axis] = base if axis == copy.staged.panel else base + row.get(axis, start + lane)
             return copy.staged.element(self.buffers.scratch, local, start + lane)
 
-        return evaluate(plan.reduction.body, axes, read, plan.dtype)
+        def is_inside(load: Load) -> bool:
+            return load in copies or self._is_inside(load)
+
+        return evaluate(plan.reduction.body, axes, read, plan.dtype, is_inside)
 
     def _read(self, load: Load, axes: Mapping[str, Expr], dtype: str) -> Expr:
         """An element of an operand in place."""
         form = self.plan.form
         tensor = form.expr.tensor_by_name[load.tensor]
         return read_flat(load, tensor, self.buffers.sources[load.tensor], axes, form.sizes, dtype)
+
+    def _is_inside(self, load: Load) -> bool:
+        form = self.plan.form
+        return reads_inside(load, form.expr.tensor_by_name[load.tensor], form.sizes)
 
     # ---- results
 
@@ -263,5 +270,5 @@ class _RegisterTile:
                     return sums[lane].astype(dtype)
                 return self._read(load, axes, dtype)
 
-            value = evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
+            value = evaluate(form.final.value, axes, read, dtype, self._is_inside).astype(form.expr.output.dtype)
             T.buffer_store(self.buffers.output, value, [self.tile.place(row, start, lane)])

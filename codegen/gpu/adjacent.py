@@ -16,16 +16,19 @@ from codegen.tir.statements import local_buffer, named, vector_read, vector_writ
 from codegen.tir.values import Expr, affine
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Call, Load, Value, loads, walk
+from sokoban.language.functions import primitives_of
 
 _ZERO = tirx.const(0, "int32")
 
 #: Functions that TVM has no vectors of.
-SCALAR_FUNCTIONS = frozenset({"erf", "gelu"})
+SCALAR_FUNCTIONS = frozenset({"erf"})
 
 
 def is_scalar(value: Value, functions: Collection[str] = SCALAR_FUNCTIONS) -> bool:
-    """Whether one of some functions is in ``value``, so that no vector of it can be computed."""
-    return any(isinstance(node, Call) and node.function in functions for node in walk(value))
+    """Whether one of some functions is in ``value``, or in what its functions are composed of, so that no vector of it
+    can be computed."""
+    called = {node.function for node in walk(value) if isinstance(node, Call)}
+    return any(function in functions or primitives_of(function) & set(functions) for function in called)
 
 
 class AdjacentResults:

@@ -20,6 +20,7 @@ from sokoban.language.expression import (
     Reduction,
     Value,
 )
+from sokoban.language.functions import FUNCTIONS, place_of
 
 #: The type of bfloat16's bits, where a kernel holds numbers of it as such.
 BFLOAT16_BITS = "uint16"
@@ -57,15 +58,6 @@ _ARITHMETIC: Mapping[str, Callable[..., Expr]] = {
     "cos": tirx.cos,
     "floor": tirx.floor,
     "ceil": tirx.ceil,
-}
-
-#: Functions that need constants of their argument's dtype: (argument, constant maker) -> value.
-_WITH_CONSTANTS: Mapping[str, Callable[[Expr, Callable[[float], Expr]], Expr]] = {
-    "rsqrt": lambda a, c: c(1.0) / tirx.sqrt(a),
-    "relu": lambda a, c: tirx.max(a, c(0.0)),
-    "sigmoid": lambda a, c: c(1.0) / (c(1.0) + tirx.exp(-a)),
-    "silu": lambda a, c: a / (c(1.0) + tirx.exp(-a)),
-    "gelu": lambda a, c: c(0.5) * a * (c(1.0) + tirx.erf(a * c(math.sqrt(0.5)))),
 }
 
 
@@ -139,7 +131,12 @@ def evaluate(
         base = evaluate(value.arguments[0], axes, read, dtype, instead)
         return base * base
     arguments = [evaluate(argument, axes, read, dtype, instead) for argument in value.arguments]
-    return instead[value.function](*arguments) if value.function in instead else _call(value, arguments, dtype)
+    if value.function in instead:
+        return instead[value.function](*arguments)
+    definition = FUNCTIONS[value.function].value
+    if definition is not None:
+        return evaluate(definition, {}, lambda parameter: arguments[place_of(parameter)], dtype, instead)
+    return _call(value, arguments, dtype)
 
 
 def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
@@ -148,8 +145,6 @@ def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
     if call.function == "select":
         # if_then_else evaluates one side only, so that a guarded load never leaves its tensor.
         return tirx.if_then_else(*arguments)
-    if call.function in _WITH_CONSTANTS:
-        return _WITH_CONSTANTS[call.function](arguments[0], lambda number: tirx.const(number, dtype))
     if call.function == "pow":
         # Not tirx.power, which prints a warning for every exponent from 3 up.
         return tirx.call_intrin(dtype, "tirx.pow", *arguments)

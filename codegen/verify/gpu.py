@@ -36,43 +36,17 @@ from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Step, Trial, trial_of
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
-from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.cutting import cut_down
-from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.patches import Schedule
-from sokoban.schedule.tile import TileSchedule, sizes
+from sokoban.schedule.tile import TileSchedule
 
 #: Turns of the innermost loop that a kernel makes in the time in which it is optimised: 0.2 to 0.5 s on one core.
 _TURNS_WORTH_OPTIMIZING = 4e6
 
-#: Threads that share a row of attention's twin.
-_TWIN_LANES = 8
-
 #: What kernels are lowered for to run them here: by OpenCL, and by the emulator where no board is named.
 _OPENCL, EMULATED = Target("opencl-source", "", 1), Target("cuda", "sm_80", 32)
-
-
-def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
-    """The scalar twin of a matrix schedule: same block, steps, staging and padding, computed by multiply-adds.
-
-    It has as many threads wherever a warp's tile divides among 32 of them, which it does for multiples of 16.
-    """
-    roles = form.roles
-    assert roles is not None
-    rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
-    elements = rows * columns // schedule.threads_per_block
-    choices = [
-        (elements // width, width)
-        for width in range(1, elements + 1)
-        if elements % width == 0 and columns % width == 0 and rows % (elements // width) == 0
-    ]
-    height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
-    thread = {axis: 1 for axis, _ in schedule.block} | {roles.m: height, roles.n: width}
-    return replace(schedule, thread=sizes(thread), instruction=Instruction.FMA, cluster=0, launched=0)
 
 
 def verify(
@@ -246,7 +220,7 @@ def _opencl_plan(form: KernelForm, steps: Sequence[Step]) -> _Plan:
     """OpenCL, with twins for matrix instructions and for narrow floats."""
     dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
     notes = []
-    twins = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
+    twins = [(problem, schedule.scalar_twin(problem)) for problem, schedule in steps]
     if twins != list(steps):
         notes.append("scalar twin of the Tensor Core tiling")
     is_widened = any(isinstance(problem, KernelForm) for problem, _ in steps)
@@ -317,16 +291,6 @@ def _verified(
     expected = reference(form, inputs)
     error_figure, reason = judge(values[trial.bundle.output.name], expected, plan.tolerance)
     return verdict(passed=not reason, relative_error=error_figure, reason=reason, needless=tuple(needless))
-
-
-def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
-    """The schedule with multiply-adds in place of matrix instructions."""
-    if isinstance(schedule, AttentionSchedule | PairSchedule) and schedule.instruction is not Instruction.FMA:
-        return replace(schedule, instruction=Instruction.FMA, lanes=_TWIN_LANES, stages=1, held=False)
-    if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or not schedule.uses_matrix:
-        return schedule
-
-    return tile_twin(schedule, problem)
 
 
 def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:

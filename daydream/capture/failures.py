@@ -20,6 +20,10 @@ _DATA_DEPENDENT = (
 )
 
 
+class DataDependentError(InputError):
+    """A model asks for values of tensors, and none were assumed."""
+
+
 @contextmanager
 def failures_told(title: str, source: Path | None = None) -> Iterator[None]:
     """Within, exceptions become an :class:`InputError` with the place in the user's file; prints go to stderr.
@@ -48,7 +52,8 @@ def failure(error: BaseException, title: str, source: Path | None = None) -> Inp
         problem = (
             "reads values of a tensor on the host" if read else f"{by_data} makes a result as large as data demand"
         )
-        return InputError(field, problem, "there are no data in a capture: give that part fixed sizes, or leave it out")
+        remedy = "there are no data in a capture: give that part fixed sizes, leave it out, or suppose them (--assume)"
+        return DataDependentError(field, problem, remedy)
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in message:
         return InputError(
             field, "needs more memory than there is", "tensors that the model itself puts there have data"

@@ -8,9 +8,11 @@ The rules are those of its scheduler (``torch/_inductor/scheduler.py``, ``codege
   columns takes in a loop before it whose result nobody else reads,
 - where no operator between them needs one and makes what the other needs.
 
-Views vanish. Products, convolutions, attention, scatters and sorts stay calls of libraries or kernels as they are, with
-the biases that they add. A kernel of fused loops reads what lies outside and writes what is read outside, later, or
-after the step. Masks of dropout are written, a byte each, as Inductor does unless told otherwise.
+Views vanish. Products, convolutions, attention, scatters and sorts stay calls of libraries or kernels as they are.
+Products keep the biases that they add, those of convolutions become loops, and images lie with their channels last
+where Inductor's rule says so (:mod:`daydream.capture.fusion_convolutions`). A kernel of fused loops reads what lies
+outside and writes what is read outside, later, or after the step. Masks of dropout are written, a byte each, as
+Inductor does unless told otherwise.
 
 A loop of few tensors is made again in each kernel that reads it rather than written (``realize_reads_threshold``), and
 AOTAutograd's partitioner computes cheap results again in the backward pass instead of keeping them. Here one is
@@ -29,6 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from daydream.capture.captured import Capture, CapturedOperator
+from daydream.capture.fusion_convolutions import lowered
 from daydream.capture.fusion_groups import Group, groups_of
 from daydream.capture.fusion_kinds import Kind
 from daydream.capture.fusion_values import Node, Value, nodes_of
@@ -60,6 +63,7 @@ def fused(capture: Capture, regions: Sequence[int] | None = None) -> Capture:
         regions: of every operator, where blocks are compiled each by itself, -1 where it is not compiled; None compiles
             the step as a whole.
     """
+    capture, regions = lowered(capture, regions)
     nodes = nodes_of(capture, regions)
     groups = groups_of(nodes)
     group_of = {node: group for group in groups for node in group.nodes}

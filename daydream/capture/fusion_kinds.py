@@ -66,7 +66,9 @@ _POINTS = frozenset({
     "fill", "zero", "masked_fill", "tril", "triu", "bernoulli", "rand", "randn", "rand_like", "randn_like", "normal",
     "uniform", "cat", "stack", "constant_pad_nd", "slice_backward", "select_backward", "repeat", "nll_loss_backward",
     "nll_loss2d_backward", "glu", "glu_backward", "prelu", "_prelu_kernel", "unfold_copy", "native_dropout_backward",
-    "mse_loss_backward", "slice_scatter", "select_scatter",
+    "mse_loss_backward", "slice_scatter", "select_scatter", "hardswish", "mish_backward", "_prelu_kernel_backward",
+    "huber_loss_backward", "smooth_l1_loss_backward", "binary_cross_entropy_backward", "clamp_min_backward",
+    "softshrink_backward",
 })  # fmt: skip
 
 #: Operators that read nothing.
@@ -89,6 +91,7 @@ _GATHERS = frozenset({
 _REDUCTIONS = frozenset({
     "sum", "mean", "amax", "amin", "var", "var_mean", "std", "any", "all", "prod", "logsumexp", "linalg_vector_norm",
     "norm", "argmax", "argmin", "max", "min", "mse_loss", "binary_cross_entropy_with_logits",
+    "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
 })  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def hugging_face_subject(
     builder = _builder(path, config, class_name)
     title = f"hf:{path}"
     with failures_told(title), torch.device("meta"):
-        model = _built(builder, config, "eager" if attention in ("math", "eager") else None)
+        # ``torch.Tensor(size)`` makes some parameters on the host, whatever the default device is.
+        model = _built(builder, config, "eager" if attention in ("math", "eager") else None).to("meta")
     return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
 
 
@@ -223,7 +224,8 @@ def _labels(
     if "return_loss" in parameters and "pixel_values" in inputs:
         return {"return_loss": True}
     # Losses over alignments read the lengths of texts on the host.
-    if "labels" not in parameters or kind.endswith("CTC"):
+    # Those of objects match boxes to them there.
+    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection")):
         return {}
     if kind.endswith("SemanticSegmentation"):
         return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}

@@ -30,6 +30,8 @@ class CaptureOptions:
             :data:`daydream.operators.variants.VERSIONS`.
         flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
         channels_last: images and convolutions' weights lie with their channels last.
+        tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch lets them by default.
+        assume: what is supposed of values that the model reads, ``nonzero=SHARE`` or ``item=VALUE`` each.
         checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
         parameters: type that parameters have under autocast, ``bfloat16`` or ``float16`` as FSDP's mixed precision
             gathers them; empty for float32.
@@ -46,5 +48,7 @@ class CaptureOptions:
     attention: str = "auto"
     flash: bool = True
     channels_last: bool = False
+    tf32: bool = True
+    assume: tuple[str, ...] = ()
     checkpoint: str = "none"
     parameters: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daydream.capture.options import CaptureOptions
+from daydream.operators.convolutions import is_convolution
 from daydream.operators.variants import CAPTURED
 from hal.support.errors import InputError
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from daydream.capture.step import Subject
 
 __all__ = ["CaptureOptions", "captured", "load_subject"]
+
+#: What a step with convolutions of float32 says of them.
+ROUNDED = "convolutions of float32 round to TF32 where a board can, as PyTorch lets them by default; not by --no-tf32"
 
 _REMEDY = "give FILE.py:function, timm:NAME, hf:config.json or onnx:model.onnx"
 
@@ -81,6 +85,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     """
     if isinstance(source, str):
         _check_packages()
+    from daydream.capture.assumptions import parse_assumptions, told_assumptions, values_assumed
     from daydream.capture.checkpoints import apply_checkpoints
     from daydream.capture.failures import failures_told
     from daydream.capture.hugging_face import positions_without_data
@@ -110,12 +115,27 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
-    with failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data():
-        taken = capture(
+    values = parse_assumptions(options.assume)
+    assumed += told_assumptions(values)
+    with (
+        failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data(),
+        values_assumed(values),
+    ):  # fmt: skip
+        step = capture(
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
-    return replace(taken, attention=options.attention)
+    step = replace(step, attention=options.attention)
+    return _rounded(step) if options.tf32 else replace(step, tf32=False)
+
+
+def _rounded(step: Capture) -> Capture:
+    """The step, which says that its convolutions of float32, where it has some, round their operands."""
+    for operator in step.operators:
+        data = operator.inputs.tensor(0)
+        if is_convolution(operator.name) and data is not None and data.dtype == "float":
+            return replace(step, assumed=(*step.assumed, ROUNDED))
+    return step
 
 
 def _channels_last(subject: Subject) -> Subject:

@@ -51,6 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimizer: Literal["sgd", "adam", "adamw", "none"] | None = None
     optimizer_kernels: Literal["for-loop", "foreach", "fused"] = "foreach"
     attention: Literal["auto", "flash", "flash2", "flash3", "cudnn", "triton", "efficient", "math", "eager"] = "auto"
+    tf32: bool = True
     channels_last: bool = False
     checkpoint: str = "none"
     compiles: bool = msgspec.field(name="compile", default=False)

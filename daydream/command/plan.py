@@ -224,7 +224,10 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
     from daydream.capture.options import CaptureOptions
     from daydream.plan.source import planned_units
 
-    names = ("batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint")
+    names = (
+        "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
+        "assume",
+    )  # fmt: skip
     capture = CaptureOptions(
         **({name: options[name] for name in names} | changed),
         implementation=options["optimizer_kernels"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture
+    from daydream.capture.options import CaptureOptions
     from daydream.prediction.step import PredictedStep
     from hal.spec.device import DeviceSpec
 
@@ -49,6 +51,15 @@ STEP_OPTIONS = (
         default="auto",
         show_default=True,
         help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
+    ),
+    click.option(
+        "--tf32/--no-tf32", "tf32", default=True, help="Convolutions of float32 may round to TF32: PyTorch's default."
+    ),
+    click.option(
+        "--assume",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Of values that the model reads: nonzero=SHARE that are not zero, item=VALUE read on the host.",
     ),
     click.option("--compile/--no-compile", "compiles", default=False, help="Fuse as TorchInductor would."),
     click.option(
@@ -204,12 +215,29 @@ def _largest(model: str, devices: Sequence[DeviceSpec], options: dict[str, Any])
 def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capture:
     from daydream.capture.sources import CaptureOptions, captured
 
-    capture = captured(model, CaptureOptions(**options))
+    asked = CaptureOptions(**{**options, "assume": tuple(options.get("assume", ()))})
+    capture = _of_values(model, asked) if model.startswith(("hf:", "timm:")) else captured(model, asked)
     if not compiles:
         return capture
     from daydream.capture.fusion import fused
 
     return fused(capture)
+
+
+def _of_values(model: str, options: CaptureOptions) -> Capture:
+    """The step of a library's model; where it asks for values of which nothing was assumed, by the usual ones."""
+    from daydream.capture.sources import captured
+
+    try:
+        return captured(model, options)
+    except InputError as error:
+        from daydream.capture.failures import DataDependentError
+
+        if not isinstance(error, DataDependentError) or options.assume:
+            raise
+        from daydream.capture.assumptions import USUAL
+
+        return captured(model, replace(options, assume=USUAL))
 
 
 def has_flash_attention(device: DeviceSpec) -> bool:

@@ -241,16 +241,18 @@ class TaskGraph:
         """Edges by which a full launch queue holds back the CPU: launches i wait until task i - depth may start.
 
         Returns sources (GPU tasks) and targets (launches). A launch call returns only when less than
-        `queue_depth` earlier GPU tasks of its device are waiting; the one that leaves the queue does so when its
-        predecessor on the device ends. Counted anew for every graph, since passes add and remove launches.
+        `queue_depth` earlier GPU tasks of its stream are waiting; the one that leaves the queue does so when its
+        predecessor on the stream ends. Streams have queues of their own: a collective that waits for its partners
+        holds nothing back that other streams have begun since. Counted anew for every graph, since passes add and
+        remove launches.
         """
         edges = np.flatnonzero(self.edge_kind == Dependency.LAUNCH)
         if not self.queue_depth or len(edges) <= self.queue_depth:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        devices = self.boards.of_thread[self.thread[self.edge_target[edges]]]
+        streams = self._streams[self.thread[self.edge_target[edges]]]
         sources, targets = [], []
-        for device in np.unique(devices):
-            launching = edges[devices == device]
+        for stream in np.unique(streams):
+            launching = edges[streams == stream]
             launching = launching[np.argsort(self.edge_source[launching], kind="stable")]
             launches, tasks = self.edge_source[launching], self.edge_target[launching]
             # One call may launch many tasks (a CUDA graph); it takes one place.
@@ -263,6 +265,13 @@ class TaskGraph:
             sources.append(holding[sound])
             targets.append(held[sound])
         return np.concatenate(sources), np.concatenate(targets)
+
+    @property
+    def _streams(self) -> Ints:
+        """For every thread a number of its stream: tasks of one stream that overlap stand on several threads."""
+        number: dict[tuple[int, int, int], int] = {}
+        keys = [(thread.process, thread.device, thread.number) for thread in self.threads]
+        return np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
 
     def dependencies(self) -> tuple[Ints, Ints, Ints, Floats]:
         """Every dependency: source rows, target rows, kind (:class:`Dependency`) and lag in microseconds.
@@ -325,6 +334,18 @@ class TaskGraph:
         return rows
 
     # Shrink, scale, replace
+
+    def without_waiting(self) -> TaskGraph:
+        """The graph with a GPU and links that take no time: what the CPU takes by itself."""
+        on_cpu = self.on_cpu
+        between = on_cpu[self.edge_source] & on_cpu[self.edge_target]
+        return replace(
+            self,
+            duration_us=np.where(on_cpu, self.duration_us, 0.0),
+            gap_us=np.where(on_cpu, self.gap_us, 0.0),
+            edge_lag_us=np.where(between, self.edge_lag_us, 0.0),
+            queue_depth=0,
+        )
 
     def with_durations(self, rows: Ints, duration_us: Floats | float) -> TaskGraph:
         """The graph with other durations for these rows (scalar, or one for each).

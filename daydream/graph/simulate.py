@@ -17,6 +17,9 @@ from daydream.trace.trace import NONE, Floats, Ints
 #: Tasks from which compiling the simulation pays: below, loading the compiler takes longer than it saves.
 COMPILED_FROM = 100_000
 
+#: The CPU's steps may be longer than the time between completions by this share before the GPU drains a backlog.
+BACKLOG = 0.02
+
 #: Picks from the frontier: graph, ready tasks, earliest start of each (µs); returns a position in that list.
 Schedule = Callable[[TaskGraph, list[int], list[float]], int]
 
@@ -59,16 +62,41 @@ class Timeline:
 
     @cached_property
     def sustained_us(self) -> float:
-        """Mean time between the completions of full steps; NaN with fewer than two, or where all work is the CPU's.
+        """Mean time between the ends of full steps in a long training; NaN with fewer than two, or where all work is
+        the CPU's.
 
         A step is measured on the CPU, which may run ahead of the GPU by a full launch queue: a recording that begins
         with an empty queue then shows steps that are shorter than a long training's. Completions do not run ahead.
+        Where they follow each other faster than the steps of the CPU, the GPU drains a backlog: then the CPU sets the
+        pace, with what it takes by itself.
         """
-        if self.graph.on_cpu.all():
-            return np.nan
+        lengths = self.paced_us[np.isfinite(self.paced_us)]
+        return float(lengths.mean()) if len(lengths) else np.nan
+
+    @cached_property
+    def paced_us(self) -> Floats:
+        """Length of every step as in a long training, whatever the recording's backlog; NaN where `sustained_us` is.
+
+        The first full step, before which nothing was completed, takes the mean of the others.
+        """
+        paced = np.full(len(self.graph.steps), np.nan)
         full = np.array([step.full for step in self.graph.steps], np.bool_)
-        ends = np.sort(self.completed_us[full & np.isfinite(self.completed_us)])
-        return float((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else np.nan
+        steps = np.flatnonzero(full & np.isfinite(self.completed_us))
+        steps = steps[np.argsort(self.completed_us[steps], kind="stable")]
+        if len(steps) < 2 or self.graph.on_cpu.all():
+            return paced
+        completions = np.diff(self.completed_us[steps])
+        marked = self.step_us[steps]
+        # Ranks that wait for each other have no pace of their own.
+        if self.graph.ranks or not marked[1:].sum() > (1 + BACKLOG) * completions.sum():
+            paced[steps] = np.append(completions.mean(), completions)
+            return paced
+        alone = self.graph.without_waiting()
+        of_host = np.minimum(marked, step_lengths(alone, simulate(alone).start_us)[steps])
+        lengths = np.append(max(of_host[0], completions.mean()), np.maximum(completions, of_host[1:]))
+        # What drains unevenly is no slower for it.
+        paced[steps] = lengths * max(completions.mean(), of_host.mean()) / max(lengths.mean(), 1e-9)
+        return paced
 
     @cached_property
     def critical_path(self) -> Ints:

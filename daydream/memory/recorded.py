@@ -16,8 +16,8 @@ import numpy as np
 from daydream.graph.graph import Phase
 from daydream.memory.allocator import CachingAllocator
 from daydream.memory.footprint import Allocation, Footprint, MemoryKind, Replayed
-from daydream.tasks.cpu import find_steps
 from daydream.tasks.layers import LayerMap, assign_layers
+from daydream.tasks.steps import find_steps
 from daydream.trace.nesting import CPU_CATEGORIES, enclosing_events, innermost_of, outermost
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, MemoryEvents, Trace
 
@@ -131,11 +131,12 @@ class _Calls:
         self.scratch = innermost_of(self.enclosing, self._named(_WITH_WORKSPACE))
         self.zero_grad = innermost_of(self.enclosing, self._named(_ZERO_GRAD))
         self.upload = self._uploads()
-        self.steps, rows = find_steps(trace)
-        self.begin_us = trace.start_us[rows] if len(rows) else np.array([-np.inf])
+        marked = find_steps(trace, self.enclosing)
+        self.steps, threads = marked.steps, marked.thread
+        self.begin_us = marked.begin_us if len(threads) else np.array([-np.inf])
         phase, operator = self.map.phase, trace.category == Category.OPERATOR
         # Threads that load data have operators of their own while the backward pass runs.
-        stepping = np.isin(trace.thread, trace.thread[rows]) if len(rows) else np.full(len(trace), True)
+        stepping = np.isin(trace.thread, threads) if len(threads) else np.full(len(trace), True)
         self.forward_us = trace.start_us[operator & (phase == Phase.FORWARD)]
         self.backward_us = trace.start_us[operator & (phase == Phase.BACKWARD)]
         self.other_us = trace.start_us[operator & (phase != Phase.BACKWARD) & stepping]

@@ -63,13 +63,23 @@ def work_of_call(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...])
     return Work(kind="unknown", parts=(WorkPart({}, moved=moved),), flops=0.0, bytes=total, assumed=work)
 
 
+def _with_tf32(work: Work) -> Work:
+    """The work, whose convolutions of float32 may round their operands to TF32."""
+    parts = (
+        replace(part, data=part.data | {"allow_tf32": True}) if "conv2d" in part.data.get("op", "") else part
+        for part in work.parts
+    )
+    return replace(work, parts=tuple(parts))
+
+
 def operator_prices(
     operators: Sequence[Operator],
     device: DeviceSpec,
     implementation: Implementation = "library",
     *,
     attention: str = "",
-    tf32: bool = False,
+    tf32: bool = True,
+    tf32_products: bool = False,
 ) -> list[OperatorPrice]:
     """The price of every operator, in order; equal ones are the same object.
 
@@ -79,17 +89,26 @@ def operator_prices(
         device: an NVIDIA board.
         implementation: the library's kernels, or Roller's ``best`` ones wherever it can build them.
         attention: version of fused attention (:data:`daydream.operators.variants.VERSIONS`).
-        tf32: whether products and convolutions of float32 are multiplied as TensorFloat-32.
+        tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
+            by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
+        tf32_products: whether products of float32 may, too: ``torch.set_float32_matmul_precision("high")``.
 
     Raises:
         InputError: the board runs no such library or attention, or there is no such implementation.
     """
     works = [work_of_call(*operator) for operator in operators]
+    if tf32:
+        rounded = {
+            id(work): _with_tf32(work)
+            for work in works
+            if work is not None and work.kind == "convolution" and work.dtype == "float32"
+        }
+        works = [rounded.get(id(work), work) for work in works]
     distinct = {id(work): work for work in works if work is not None}
     family = attention_kernels(attention, device)
-    if family or tf32:
+    if family or tf32_products:
         # Equal operators stay the same object.
-        distinct = {key: varied(work, family, tf32=tf32) for key, work in distinct.items()}
+        distinct = {key: varied(work, family, tf32=tf32_products) for key, work in distinct.items()}
     by_library = part_prices(distinct.values(), device, "library")
     instead = {
         key: _otherwise(work)

@@ -215,7 +215,7 @@ def _forward(stem: str, inputs: Inputs, output: Dims | None = None, how: str = "
     # A transposed convolution is what makes the gradient of a convolution's data.
     larger = _transposed_dims(data.dims, weights.dims, recorded, inputs.value(_TRANSPOSED_AT[stem] + 1))
     work = _work(larger, weights.dims, data.dtype, data.dims, "input", recorded) if larger else "no sizes of its result"
-    return work if isinstance(work, str) else replace(work, parts=(WorkPart(work.parts[0].data, "backward data"),))
+    return work if isinstance(work, str) else replace(work, parts=(replace(work.parts[0], direction="backward data"),))
 
 
 def _backward(stem: str, inputs: Inputs) -> Work | str:
@@ -233,7 +233,9 @@ def _backward(stem: str, inputs: Inputs) -> Work | str:
     mask = inputs.value(_MASK_AT.get(stem, 99))
     wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
     ways: tuple[Direction, Direction] = ("forward" if transposed else "backward data", "backward weights")
-    parts = tuple(WorkPart(work.parts[0].data, way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted)
+    parts = tuple(
+        replace(work.parts[0], direction=way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted
+    )
     if not parts:
         return "a gradient of the bias alone"
     return replace(work, parts=parts, flops=work.flops * len(parts), bytes=work.bytes * len(parts))
@@ -288,7 +290,8 @@ def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, r
         return f"elements of type {kind or 'unknown'}"
     if len(data) == 5 and len(weights) == 5 and recorded[0] is not None:
         return _over_volumes(data, weights, kind, recorded)
-    data, weights, output = _over_planes(data, weights, output)
+    if len(data) == 3 and len(weights) == 3:
+        data, weights, output, recorded = _over_planes(data, weights, output, recorded)
     if len(data) != 4 or len(weights) != 4:
         return f"a convolution over {max(len(data) - 2, 0)} dimensions"
     (n, c, h, w), (f, per_group, kh, kw) = data, weights
@@ -325,16 +328,35 @@ def _over_volumes(data: Dims, weights: Dims, kind: str, recorded: tuple[Any, ...
         (data[0] * planes, data[1] * weights[2], *data[3:]), (weights[0], weights[1] * weights[2], *weights[3:]), kind,
         None, "", (tuple(strides), tuple(paddings), tuple(dilations), *recorded[3:]),
     )  # fmt: skip
-    return work if isinstance(work, str) else replace(work, assumed="planes of volumes taken for images")
+    if isinstance(work, str):
+        return work
+    sides = zip(data[3:], weights[3:], strides, paddings, dilations, strict=True)
+    rows, columns = (_output_side(*side) for side in sides)
+    sizes = {
+        "n": data[0], "c": data[1], "f": weights[0], "h": data[2] * data[3], "w": data[4],
+        "kh": weights[2] * weights[3], "kw": weights[4], "stride": math.sqrt(stride * math.prod(strides)),
+        "groups": data[1] // weights[1], "out_h": planes * rows, "out_w": columns,
+        "dilation": max(dilation, *dilations), "volume": 1,
+    }  # fmt: skip
+    moved = math.prod(data) + math.prod(weights) + data[0] * weights[0] * planes * rows * columns
+    part = replace(work.parts[0], sizes=tuple(float(size) for size in sizes.values()))
+    return replace(
+        work, parts=(part,), bytes=float(moved * DTYPE_BYTES[work.dtype]), assumed="planes of volumes taken for images"
+    )
 
 
-def _over_planes(data: Dims, weights: Dims, output: Dims | None) -> tuple[Dims, Dims, Dims | None]:
-    """The dimensions of a convolution over lines as those of one over planes one element high."""
-    if len(data) != 3 or len(weights) != 3:
-        return data, weights, output
+def _over_planes(
+    data: Dims, weights: Dims, output: Dims | None, recorded: tuple[Any, ...]
+) -> tuple[Dims, Dims, Dims | None, tuple[Any, ...]]:
+    """The dimensions and values of a convolution over lines as those of one over planes one element high."""
+    stride, padding, dilation = (
+        (across, value[0]) if isinstance(value, tuple) and len(value) == 1 else value
+        for across, value in zip((1, 0, 1), recorded[:3], strict=True)
+    )
+    recorded = (stride, padding, dilation, *recorded[3:])
     if output is not None and len(output) == 3:
         output = (*output[:2], 1, output[2])
-    return (*data[:2], 1, data[2]), (*weights[:2], 1, weights[2]), output
+    return (*data[:2], 1, data[2]), (*weights[:2], 1, weights[2]), output, recorded
 
 
 def _window(data: Dims, weights: Dims, output: Dims | None, how: str, recorded: tuple[Any, ...]) -> _Window | str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from daydream.operators.inputs import DTYPES, pair
-from daydream.operators.traffic import Call, moved_bytes, stored_bytes, tensors_of
+from daydream.operators.inputs import DTYPES, RecordedTensor, pair
+from daydream.operators.traffic import Call, is_channels_last, moved_bytes, stored_bytes, tensors_of
 from daydream.operators.work import Direction, Moved, Work, WorkPart
 
 #: Operators that read everything and write their results once: instructions per result.
@@ -60,19 +61,27 @@ SCATTERED_GRADIENTS = (
 POOLS = {"max_pool2d_with_indices": "max_pool_forward_nchw", "max_pool2d": "max_pool_forward_nchw",
          "avg_pool2d": "avg_pool2d_out_cuda_frame", "max_pool2d_with_indices_backward": "max_pool_backward_nchw",
          "max_pool2d_backward": "max_pool_backward_nchw",
-         "avg_pool2d_backward": "avg_pool2d_backward_out_cuda_frame"}  # fmt: skip
+         "avg_pool2d_backward": "avg_pool2d_backward_out_cuda_frame",
+         "max_pool3d_with_indices": "max_pool3d_with_indices_single_out_frame",
+         "avg_pool3d": "avg_pool3d_cuda_update_output"}  # fmt: skip
+
+#: Pooling in NCHW, a result per thread: integer instructions for its place, whose indices take divisions, and for an
+#: element of its window: a maximum compares values and keeps a place. Chosen on KernelBench's 42 and 44.
+_PLACE_INTEGERS, _MAXIMUM_INTEGERS, _MEAN_INTEGERS = 100.0, 15.0, 8.5
 
 #: Pooling whose windows follow from the sizes.
 ADAPTIVE_POOLS = {"_adaptive_avg_pool2d": "adaptive_average_pool", "adaptive_avg_pool2d": "adaptive_average_pool",
-                  "_adaptive_avg_pool3d": "adaptiveaveragepool", "adaptive_max_pool2d": "adaptivemaxpool",
-                  "max_pool3d_with_indices": "max_pool3d_with_indices_single_out_frame",
-                  "avg_pool3d": "avg_pool3d_cuda_update_output"}  # fmt: skip
+                  "_adaptive_avg_pool3d": "adaptiveaveragepool", "adaptive_max_pool2d": "adaptivemaxpool"}  # fmt: skip
 
 #: Sorting: passes over keys and indices, as radix sorts of so many bits take.
 SORTS: Mapping[str, float] = {"sort": 8, "argsort": 8, "topk": 4, "msort": 8, "kthvalue": 4, "unique_consecutive": 4,
                               "_unique2": 12, "unique_dim": 12}  # fmt: skip
 
 _GATHER_INSTRUCTIONS, _SCATTER_INSTRUCTIONS, _SORT_INSTRUCTIONS = 12.0, 20.0, 40.0
+
+#: Integer instructions for the row and the column of an element in a table, by divisions of 64 bits; chosen on
+#: embeddings of A100s in LLMs' layers (vidur), with models of even place by name.
+_ROW_INTEGERS = 110.0
 
 #: Instructions per element that a fused kernel reads or writes.
 _FUSED_INSTRUCTIONS = 20.0
@@ -84,11 +93,13 @@ def moves(call: Call) -> Work | str:
     return _stream(call, kernel, moved_bytes(call.inputs, call.outputs), MOVES[call.stem])
 
 
-def _stream(call: Call, kernel: str, total: float, instructions: float, kind: str = "movement") -> Work | str:
+def _stream(
+    call: Call, kernel: str, total: float, instructions: float, kind: str = "movement", *, integers: float = 0.0
+) -> Work | str:
     outputs = float(sum(tensor.elements for tensor in call.outputs))
     if not call.outputs:
         return f"no rule for {call.name}"
-    moved = Moved(kernel=kernel, bytes=total, outputs=outputs, instructions=instructions)
+    moved = Moved(kernel=kernel, bytes=total, outputs=outputs, instructions=instructions, integers=integers)
     part = WorkPart({}, moved=moved)
     return Work(kind=kind, parts=(part,), flops=0.0, bytes=total, dtype=call.dtype or "float32")
 
@@ -100,7 +111,9 @@ def gather(call: Call) -> Work | str:
     table, *indices = tensors_of(call.inputs)
     written = float(sum(tensor.bytes for tensor in call.outputs))
     total = min(written, table.bytes) + written + sum(stored_bytes(index) for index in indices)
-    return _stream(call, GATHERS[call.stem], total, _GATHER_INSTRUCTIONS)
+    kernel = GATHERS[call.stem]
+    integers = _ROW_INTEGERS if kernel == "indexSelectLargeIndex" else 0.0
+    return _stream(call, kernel, total, 0.0 if integers else _GATHER_INSTRUCTIONS, integers=integers)
 
 
 def _recorded_embedding(call: Call) -> Work | str:
@@ -172,6 +185,8 @@ def pool(call: Call) -> Work | str:
     """The work of pooling over windows, as one of Roller's operators; places of maxima are eight bytes each."""
     backward = call.stem.endswith("_backward")
     tensor = call.inputs.tensor(int(backward))
+    if tensor is not None and call.outputs and len(tensor.dims) == 5:
+        return _pool_volumes(call, tensor)
     if tensor is None or len(tensor.dims) != 4:
         return "sizes of its operands not recorded" if tensor is None else "pooling without a batch"
     dtype = DTYPES.get(tensor.dtype)
@@ -197,10 +212,40 @@ def pool(call: Call) -> Work | str:
         # Backward every element of the input looks at the windows that have it.
         taps = window[0] * window[1] / (stride[0] * stride[1] if backward else 1)
         instructions = 3.0 * max(taps, 1.0) + (20.0 if backward else 0.0)
-        outputs = float(call.outputs[0].elements)
-        moved = Moved(kernel=POOLS[call.stem], bytes=total, outputs=outputs, instructions=instructions)
+        places = not backward and not is_channels_last(tensor)
+        moved = Moved(
+            kernel=POOLS[call.stem],
+            bytes=total,
+            outputs=float(call.outputs[0].elements),
+            instructions=0.0 if places else instructions,
+            integers=_window_integers(call, taps) if places else 0.0,
+        )
     part = WorkPart(data, direction, moved)
     return Work(kind="pooling", parts=(part,), flops=float(tensor.elements), bytes=total, dtype=dtype)
+
+
+def _window_integers(call: Call, taps: float) -> float:
+    """Integer instructions per result of a window of so many elements in NCHW."""
+    each = _MEAN_INTEGERS if call.stem.startswith("avg") else _MAXIMUM_INTEGERS
+    return _PLACE_INTEGERS + each * taps
+
+
+def _pool_volumes(call: Call, tensor: RecordedTensor) -> Work | str:
+    """The work of pooling over three dimensions."""
+    window = call.inputs.value(1)
+    sides = window * 3 if isinstance(window, list) and len(window) == 1 else window
+    if not isinstance(sides, list) or len(sides) != 3 or not all(type(side) is int for side in sides):
+        return "its window was not recorded"
+    total = moved_bytes(call.inputs, call.outputs)
+    moved = Moved(
+        kernel=POOLS[call.stem],
+        bytes=total,
+        outputs=float(call.outputs[0].elements),
+        instructions=0.0,
+        integers=_window_integers(call, math.prod(sides)),
+    )
+    dtype = call.dtype or "float32"
+    return Work(kind="pooling", parts=(WorkPart({}, moved=moved),), flops=0.0, bytes=total, dtype=dtype)
 
 
 def adaptive_pool(call: Call) -> Work | str:

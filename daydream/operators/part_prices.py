@@ -74,6 +74,7 @@ class PartKey(NamedTuple):
     efficient: bool = False
     channels_last: bool = False
     variant: str = ""
+    sizes: tuple[float, ...] = ()
 
 
 #: Kind of a library call -> the kind of model that prices it.
@@ -83,10 +84,8 @@ _MODELS: dict[str, Model] = {
     "collective": "collectives",
 }  # fmt: skip
 
-#: The type that TensorFloat-32 is by name, and what calls of a kind are priced as: convolutions as those of 16 bits,
-#: twice as long, since operands have twice the bytes and are multiplied at half the rate.
+#: The type that TensorFloat-32 is by name.
 TF32 = "tfloat32"
-_AS_TF32 = {"gemm": TF32, "convolution": "float16"}
 
 #: Prices of this process, by board and implementation: construction takes hundredths of a second per operator, and
 #: networks repeat themselves.
@@ -97,13 +96,13 @@ def part_key(part: WorkPart, dtype: str = "") -> PartKey:
     """The part by its value; ``dtype`` in place of its own element type."""
     if not dtype or not part.data:
         text = json.dumps(part.data) if part.data else ""
-        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last, part.variant)
+        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last, part.variant, part.sizes)
     moved = part.moved
     if moved is not None:
         ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
         moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, between=moved.between * ratio)
     text = json.dumps(part.data | {"dtype": dtype})
-    return PartKey(text, part.direction, moved, part.efficient, part.channels_last, part.variant)
+    return PartKey(text, part.direction, moved, part.efficient, part.channels_last, part.variant, part.sizes)
 
 
 def part_prices(
@@ -191,7 +190,9 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     for call in calls:
         check_call(call, device)
     if key.variant == TF32 and has_matrix_gemm(device, TF32):
-        calls = [replace(call, dtype=_AS_TF32.get(call.kind, call.dtype)) for call in calls]
+        calls = [replace(call, dtype=TF32) if call.kind == "gemm" else call for call in calls]
+    if key.sizes and calls[0].kind == "convolution":
+        calls = [replace(calls[0], sizes=key.sizes)]
     if calls[0].kind == "attention":
         return [replace(call, variant=key.variant or PYTORCH_FLASH) for call in calls]
     if key.channels_last:
@@ -202,15 +203,17 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
 def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     """The call of one of the kernels."""
     from roller.library.calls import LibraryCall
-    from roller.library.elementwise import reuse
+    from roller.library.elementwise import instruction_seconds, integer_seconds, reuse
     from roller.library.streams import POINT_INSTRUCTIONS
 
     total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))
-    points = moved.outputs * moved.instructions / POINT_INSTRUCTIONS
+    # Integer instructions as so many of the others.
+    each = float(integer_seconds(device, 1.0) / instruction_seconds(device, 1.0))
+    points = moved.outputs * (moved.instructions + moved.integers * each) / POINT_INSTRUCTIONS
     kind, work = ("roofline", moved.flops) if moved.flops else ("stream", points)
     sizes = tuple(size / moved.launches for size in (total, moved.outputs, work))
     if kind == "stream":
-        sizes = (*sizes, moved.scattered / moved.launches, moved.blocks)
+        sizes = (*sizes, moved.scattered / moved.launches, moved.blocks, moved.trips)
     return LibraryCall(kind=kind, label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.kernel)
 
 
@@ -223,14 +226,7 @@ def _kernel(key: PartKey, call: LibraryCall, priced: PricedCall) -> KernelPrice:
         if key.efficient and call.kind == "roofline"
         else (priced.kernel, _MODELS[call.kind])
     )
-    seconds = priced.seconds * _longer(key, call)
-    return KernelPrice(name, seconds, priced.bound, model, priced.kernels)
-
-
-def _longer(key: PartKey, call: LibraryCall) -> float:
-    """How much longer than the call as it is priced: convolutions by way of TF32."""
-    is_tf32 = key.variant == TF32 and call.kind == "convolution"
-    return DTYPE_BYTES["float32"] / DTYPE_BYTES[call.dtype] if is_tf32 else 1.0
+    return KernelPrice(name, priced.seconds, priced.bound, model, priced.kernels)
 
 
 @lru_cache(maxsize=65536)
@@ -255,10 +251,7 @@ def _gradient_prices(
     for kind in dict.fromkeys(kinds):
         same_kind = [gradient for gradient, its in zip(gradients, kinds, strict=True) if its == kind]
         kernels = _gradient_kernels([call for _, call in same_kind], device, *kind)
-        prices += [
-            (place, replace(kernel, seconds=kernel.seconds * _longer(keys[place], call)))
-            for (place, call), kernel in zip(same_kind, kernels, strict=True)
-        ]
+        prices += [(place, kernel) for (place, _), kernel in zip(same_kind, kernels, strict=True)]
     return prices
 
 
@@ -272,7 +265,8 @@ def _gradient_kernels(
     columns = zip(*(call.sizes for call in calls), strict=True)
     sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
     times = convolution_seconds(
-        sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward", channels_last=channels_last
+        sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward", channels_last=channels_last,
+        tf32=dtype == "tfloat32",
     )  # fmt: skip
     prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
     stages = {name.removeprefix(prefix): each for name, each in times.stages.items() if name.startswith(prefix)}

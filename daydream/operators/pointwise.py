@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from daydream.operators.inputs import DTYPES, Inputs, RecordedTensor
@@ -68,6 +69,11 @@ FILLS: Mapping[str, float] = {
     "tril_indices": 10, "triu_indices": 10,
 }  # fmt: skip
 
+#: Losses, whose results may be one number.
+_LOSSES = frozenset({
+    "huber_loss", "mse_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+})  # fmt: skip
+
 #: Instructions for the offsets of an element where tensors do not lie alike, divisions by each size; from single calls
 #: on the P100, the only board whose arithmetic they exceed in float32.
 _OFFSETS = 36.0
@@ -104,6 +110,8 @@ def elementwise(call: Call) -> Work | str:
     """The work of an element-wise operator: as one of Roller's where all tensors have one type and lie alike."""
     if not call.outputs:
         return _recorded(call)
+    if call.stem in _LOSSES and len(call.outputs) == 1 and call.outputs[0].elements == 1:
+        return _summed_loss(call)
     if call.stem == "copy":
         # What is written over is not read.
         call = call._replace(inputs=Inputs(call.inputs.tensors[1:]))
@@ -135,6 +143,20 @@ def elementwise(call: Call) -> Work | str:
     dtype = next((DTYPES[each.dtype] for each in (output, *operands) if each.dtype in DTYPES), "float32")
     flops = operations * output.elements
     return Work(kind="element-wise", parts=(part,), flops=flops, bytes=total, dtype=dtype)
+
+
+def _summed_loss(call: Call) -> Work | str:
+    """A loss with a mean or a sum at its end: a kernel writes every element's, and another adds them up."""
+    main = main_tensor(call.inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    work = elementwise(call._replace(outputs=(tensor,))) if tensor.elements > 1 else "a single number"
+    if isinstance(work, str):
+        return work
+    axes = list(range(len(tensor.dims)))
+    data = {"op": "reduce", "function": "sum", "shape": list(tensor.dims), "axes": axes, "dtype": dtype}
+    return replace(work, parts=(*work.parts, WorkPart(data)), bytes=work.bytes + tensor.bytes)
 
 
 def _function(call: Call) -> str:

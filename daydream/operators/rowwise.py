@@ -50,8 +50,16 @@ _NORM_PASSES = {(False, False): 3.0, (False, True): 3.0, (True, False): 5.0, (Tr
 #: Longest row that a warp keeps in registers; rows that a large board works on at a time, a block for each.
 _WARP_ROW, _ROWS = 1024, 256
 
-#: Threads of a block that goes over a group's elements.
-_GROUP_THREADS = 512
+#: Threads of a block that goes over a group's elements, and round trips to memory that a step of it takes: a load, and
+#: the running moments' divisions, which wait for those of the step before. Chosen on KernelBench's group norm (35).
+_GROUP_THREADS, _MOMENT_TRIPS = 512, 2.1
+
+#: Threads of the one block that adds up the loss of picked elements (``NLL_LOSS_THREADS``).
+_LOSS_THREADS = 32
+
+#: Softmax over other than the last dimension: times that a tensor is read and written, over the share of DRAM's rate
+#: that threads reach which wait for each load of four bytes (``cunn_SpatialSoftMaxForward``); from KernelBench's 49.
+_SPATIAL_PASSES, _SPATIAL_SHARE = 4.0, 0.55
 
 
 def softmax(call: Call) -> Work | str:
@@ -61,6 +69,8 @@ def softmax(call: Call) -> Work | str:
     if isinstance(work, str) or not call.outputs:
         return work
     tensors = tensors_of(call.inputs)
+    if not _is_last(call):
+        return with_copies(_spatial_softmax(call, work, backward=backward), tensors)
     types = {tensor.dtype for tensor in tensors} | {tensor.dtype for tensor in call.outputs}
     is_log_gradient = call.stem == "_log_softmax_backward_data"
     if len(types) == 1 and not is_log_gradient:
@@ -81,6 +91,30 @@ def softmax(call: Call) -> Work | str:
     part = WorkPart({}, work.parts[0].direction, moved)
     priced = Work(kind=work.kind, parts=(part,), flops=work.flops, bytes=total, dtype=work.dtype)
     return with_copies(priced, tensors)
+
+
+def _is_last(call: Call) -> bool:
+    """Whether softmax goes over the last dimension, or over the last that has elements beside each other."""
+    dims, axis = tensors_of(call.inputs)[0].dims, call.inputs.value(SOFTMAX[call.stem])
+    return type(axis) is not int or not dims or math.prod(dims[axis % len(dims) + 1 :]) == 1
+
+
+def _spatial_softmax(call: Call, work: Work, *, backward: bool) -> Work:
+    """Softmax with a thread per element of the other dimensions, which walks its row with a stride."""
+    total = moved_bytes(call.inputs, call.outputs)
+    size = float(stored_bytes(tensors_of(call.inputs)[0]))
+    passes = (_SPATIAL_PASSES + backward) / _SPATIAL_SHARE
+    moved = Moved(
+        kernel=f"cunn_SpatialSoftMax{'Backward' if backward else 'Forward'}",
+        bytes=total,
+        outputs=float(call.outputs[0].elements),
+        instructions=_SOFTMAX_INSTRUCTIONS,
+        model="row-wise",
+        again=max(passes * size - total, 0.0),
+        between=total,
+    )
+    part = WorkPart({}, work.parts[0].direction, moved)
+    return Work(kind=work.kind, parts=(part,), flops=work.flops, bytes=total, dtype=work.dtype)
 
 
 def layer_norm(call: Call) -> Work | str:
@@ -139,6 +173,10 @@ def batch_norm(call: Call) -> Work | str:
     if not call.outputs:
         return _recorded_norm(tensor, dtype, backward=backward)
     passes = _NORM_PASSES[backward, layout == "nhwc"]
+    kind = "gradient of batch norm" if backward else "batch norm"
+    if not backward and layout != "nhwc" and tensor.dtype == "float":
+        work = streamed(kind, count, dtype, passes, 6, *_native_norm(tensor))
+        return with_copies(work, _activations(call))
     moved = Moved(
         kernel=f"bn_{'bw' if backward else 'fw_tr'}_{layout}",
         bytes=float(passes * stored_bytes(tensor)),
@@ -146,9 +184,26 @@ def batch_norm(call: Call) -> Work | str:
         model="row-wise",
         blocks=0.0 if layout == "nhwc" else float(tensor.dims[1]),
     )
-    kind = "gradient of batch norm" if backward else "batch norm"
     work = streamed(kind, count, dtype, passes, 10 if backward else 6, WorkPart({}, moved=moved))
     return with_copies(work, _activations(call), channels_last=layout == "nhwc")
+
+
+def _native_norm(tensor: RecordedTensor) -> tuple[WorkPart, WorkPart]:
+    """Batch norm of floats in NCHW: a block per channel reads it once, then every element is scaled and shifted."""
+    size, count = float(stored_bytes(tensor)), float(tensor.elements)
+    channels = float(tensor.dims[1])
+    statistics = Moved(
+        kernel="batch_norm_collect_statistics_kernel",
+        bytes=size,
+        outputs=channels,
+        instructions=_NORM_INSTRUCTIONS * count / channels,
+        model="row-wise",
+        blocks=channels,
+    )
+    apply = Moved(
+        kernel="batch_norm_transform_input_kernel", bytes=2 * size, outputs=count, instructions=8.0, model="row-wise"
+    )
+    return WorkPart({}, moved=statistics), WorkPart({}, moved=apply)
 
 
 def _recorded_norm(tensor: RecordedTensor, dtype: str, *, backward: bool) -> Work:
@@ -177,6 +232,8 @@ def group_norm(call: Call) -> Work | str:
         outputs=threads,
         instructions=_NORM_INSTRUCTIONS * count / threads,
         model="row-wise",
+        blocks=float(data.dims[0] * groups),
+        trips=0.0 if backward else _MOMENT_TRIPS * math.ceil(count / threads),
     )
     apply = Moved(kernel="elementwise_kernel", bytes=read + size, outputs=count, instructions=30.0, model="row-wise")
     parts = tuple(WorkPart({}, moved=moved) for moved in (moments, apply))
@@ -200,6 +257,23 @@ def reduction(call: Call) -> Work | str:
     return streamed("reduction", tensor.elements, dtype, 1, 1, WorkPart(_reduce(call, tensor, dtype)))
 
 
+def _picked_loss(call: Call, source: RecordedTensor) -> Work:
+    """The loss of picked elements: a block of one warp goes over all rows, reads each class and then its element."""
+    rows = float(source.elements // max(source.dims[-1], 1))
+    is_summed = call.outputs[0].elements == 1
+    total = rows * (8.0 + 32.0)
+    moved = Moved(
+        kernel="nll_loss_forward_reduce_cuda_kernel_2d" if is_summed else "nll_loss_forward_no_reduce_cuda_kernel",
+        bytes=total,
+        outputs=rows,
+        model="row-wise",
+        blocks=1.0 if is_summed else 0.0,
+        trips=2 * math.ceil(rows / _LOSS_THREADS) if is_summed else 0.0,
+    )
+    dtype = DTYPES.get(source.dtype, "float32")
+    return Work(kind="reduction", parts=(WorkPart({}, moved=moved),), flops=rows, bytes=total, dtype=dtype)
+
+
 def _reduce(call: Call, tensor: RecordedTensor, dtype: str) -> dict[str, Any]:
     axes, rank = call.inputs.value(1), len(tensor.dims)
     positions = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
@@ -220,6 +294,8 @@ def _captured_reduction(call: Call, main: tuple[RecordedTensor, str] | str) -> W
         return "an empty tensor"
     dtype = DTYPES.get(source.dtype, "float32")
     total = moved_bytes(call.inputs, call.outputs)
+    if call.stem == "nll_loss_forward":
+        return _picked_loss(call, source)
     plain = call.stem in ("sum", "mean") and {source.dtype} == {each.dtype for each in call.outputs} & set(DTYPES)
     if plain and len(source.dims) and not isinstance(main, str) and stored_bytes(source) == source.bytes:
         part = WorkPart(_reduce(call, source, dtype))

@@ -61,11 +61,11 @@ def varied(work: Work, attention: str, *, tf32: bool) -> Work:
     Args:
         work: of an operator.
         attention: family of fused attention; empty for PyTorch's own.
-        tf32: whether products and convolutions of float32 are multiplied as TensorFloat-32.
+        tf32: whether products of float32 are multiplied as TensorFloat-32.
     """
     if attention and work.kind == "attention" and not any(part.efficient for part in work.parts):
         return replace(work, parts=tuple(replace(part, variant=attention) for part in work.parts))
-    if tf32 and work.dtype == "float32" and work.kind in ("matrix product", "convolution"):
+    if tf32 and work.dtype == "float32" and work.kind == "matrix product":
         parts = tuple(replace(part, variant="tfloat32") if part.data else part for part in work.parts)
         return replace(work, parts=parts)
     return work

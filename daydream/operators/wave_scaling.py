@@ -15,6 +15,9 @@ and sees no waves::
 
     T' / T = (D/D')^gamma  (F/F'  ceil(B/U') U' / (ceil(B/U) U))^(1 - gamma)
 
+A grid as large as the board (:func:`is_persistent`) would be another one on another board, and so would that of a
+product whose sums are split to fill all waves: rates alone count there.
+
 `python -m bench.accuracy --only ported` holds both against measured kernels.
 """
 
@@ -26,6 +29,12 @@ from typing import Any
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
+
+#: A grid of at least this share of the blocks that the board holds is as large as the board; tiles divide unevenly.
+FULL_GRID = 0.85
+
+#: A product's grid of at least this share of whole waves was made to fill the board.
+EVEN_GRID = 0.98
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,26 @@ def wave_blocks(launch: Launch, device: DeviceSpec) -> int:
     return device.unit_count * max(resident, 1)
 
 
+def is_persistent(launch: Launch, device: DeviceSpec) -> bool:
+    """Whether a grid is as large as the board it ran on: its blocks loop over the work, and another board gets fewer.
+
+    That is a grid that all units hold at once, as many blocks each, and of which hardly one lacks.
+
+    >>> from hal.catalog import load_device
+    >>> h100, wide = load_device("h100-sxm"), {"threads": 384, "registers": 168, "shared_bytes": 231424}
+    >>> [is_persistent(Launch(blocks, **wide), h100) for blocks in (132, 120, 66, 264)]
+    [True, True, False, False]
+    """
+    each = -(-launch.blocks // device.unit_count)
+    full = launch.blocks >= FULL_GRID * each * device.unit_count
+    return full and each * device.unit_count <= wave_blocks(launch, device)
+
+
+def _fills(launch: Launch, device: DeviceSpec) -> bool:
+    """Whether a grid leaves no unit idle in its last wave: libraries split sums so that products do."""
+    return launch.blocks >= EVEN_GRID * _rounded(launch.blocks, device.unit_count)
+
+
 def sustained_rate(device: DeviceSpec, dtype: str, *, products: bool) -> float:
     """FLOP/s of long kernels: of `products` by matrix units where the board has any for this type, else of its lanes.
 
@@ -125,7 +154,7 @@ def wave_ratio(
         launch: as recorded; without, every unit is taken to have equally many blocks.
     """
     rates = sustained_rate(source, dtype, products=products) / sustained_rate(target, dtype, products=products)
-    if launch is not None:
+    if launch is not None and not is_persistent(launch, source) and not (products and _fills(launch, source)):
         rates *= _rounded(launch.blocks, target.unit_count) / _rounded(launch.blocks, source.unit_count)
     return float(_bandwidths(source, target) ** share * rates ** (1 - share))
 

@@ -24,6 +24,7 @@ class Moved:
         bytes: read and written, of every tensor by its own type; what is repeated counts once.
         outputs: elements written, which set the number of blocks.
         instructions: per output, besides loads and stores.
+        integers: integer instructions per output, where places take many of them.
         launches: kernels that share all this evenly.
         model: the kind of model that this is.
         again: bytes that are read besides where the L2 cache does not keep what is repeated.
@@ -32,12 +33,14 @@ class Moved:
         dtype: of the arithmetic.
         scattered: sectors of 32 bytes that are read where neighbours of the result lie apart in an operand.
         blocks: of a kernel that has few, such as one per channel; 0 for as many as there is work for.
+        trips: round trips to memory that follow one another in each of ``blocks`` blocks of 512 threads.
     """
 
     kernel: str
     bytes: float
     outputs: float
     instructions: float = 3.0
+    integers: float = 0.0
     launches: int = 1
     model: Model = "streams"
     again: float = 0.0
@@ -46,6 +49,7 @@ class Moved:
     dtype: str = "float32"
     scattered: float = 0.0
     blocks: float = 0.0
+    trips: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class WorkPart:
         channels_last: of convolutions: whether their tensors lie in NHWC.
         variant: the library's kernels where a job asks for them (:mod:`daydream.operators.variants`): a family of
             attention, or ``tfloat32``.
+        sizes: of convolutions over volumes, as the library's kernels walk them: those of ``roller.library.calls.KINDS``
+            with every plane of a volume below the one before.
     """
 
     data: dict[str, Any]
@@ -70,6 +76,7 @@ class WorkPart:
     times: int = 1
     channels_last: bool = False
     variant: str = ""
+    sizes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

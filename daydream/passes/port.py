@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,23 +15,24 @@ from daydream.operators.repricing import algorithm_of
 from daydream.operators.wave_scaling import Launch, habitat_ratio, launch_of, memory_share, sustained_rate, wave_ratio
 from daydream.operators.work import PRODUCT_KINDS, Work
 from daydream.passes import Outcome, what_if
-from daydream.passes.amp import HALF, TF32
-from daydream.passes.basis.communication import message_bytes
+from daydream.passes.amp import TF32
+from daydream.passes.basis.communication import collective_arguments, collective_kind, message_bytes
 from daydream.passes.basis.idioms import is_compute_bound, is_within_device, named
-from daydream.trace.trace import NONE, Floats, Ints, argument
+from daydream.passes.basis.narrow import is_narrow
+from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
-#: Collectives of roller.library by what a kernel's name, or that of an operator around its launch, contains.
-_COLLECTIVES = (
-    ("all_reduce", r"all_?reduce"),
-    ("all_gather", r"all_?gather"),
-    ("reduce_scatter", r"reduce_?scatter"),
-    ("alltoall", r"all_?to_?all"),
-    ("broadcast", r"broadcast"),
-)
+#: Collectives of roller.library by NCCL's words.
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "alltoall",
+    "broadcast": "broadcast",
+}
 
 #: Reasons why calls have no price that the notes tell.
 _MOST_REASONS = 4
@@ -208,7 +208,7 @@ def _scale_call(
 
 def _boundedness(name: str, work: Work | None, source: DeviceSpec) -> tuple[float, str, bool, bool]:
     """How far bandwidth decides a kernel, its type, whether it multiplies matrices, and whether sizes say so."""
-    dtype = "float16" if HALF.search(name) else "tfloat32" if TF32.search(name) else "float32"
+    dtype = "float16" if is_narrow(name) else "tfloat32" if TF32.search(name) else "float32"
     if is_auxiliary(name):
         return 1.0, dtype, False, work is not None
     if work is None:
@@ -272,10 +272,7 @@ def _collective_ratio(graph: TaskGraph, row: int, size: float, source: DeviceSpe
     """
     from roller.library.collectives import collective_seconds, node_for
 
-    words = " ".join(
-        [graph.text(row), *(graph.trace.text(each) for each in graph.operators(row))] if graph.trace else []
-    )
-    kind = next((kind for kind, pattern in _COLLECTIVES if re.search(pattern, words, re.IGNORECASE)), "")
+    kind = _COLLECTIVES.get(collective_kind(graph, row), "")
     ranks = _ranks(graph, row)
     if not kind or not ranks or not size >= 1:
         raise InputError("collective", "kind, size or ranks not recorded", "record with a newer profiler")
@@ -290,8 +287,7 @@ def _ranks(graph: TaskGraph, row: int) -> int:
     """How many ranks take part: the kernel's group, else all of the training; 0 where nothing says."""
     if graph.trace is None:
         return 0
-    arguments = graph.trace.arguments[graph.event[row]] if graph.event[row] != NONE else {}
-    count = argument(arguments, "Group size") or graph.trace.distributed.get("world_size")
+    count = collective_arguments(graph, row).get("Group size") or graph.trace.distributed.get("world_size")
     return count if isinstance(count, int) and count > 0 else 0
 
 

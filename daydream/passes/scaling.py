@@ -8,7 +8,8 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.checks import above_zero, at_least, chosen, one_of, pattern
-from daydream.passes.basis.idioms import host_of, is_collective, is_compute_bound, is_within_device, named
+from daydream.passes.basis.idioms import host_of, is_compute_bound, is_within_device, named
+from daydream.trace.collectives import is_collective_name
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
@@ -29,7 +30,7 @@ def bandwidth(graph: TaskGraph, *, factor: float = 2.0, kind: str = "communicati
     one_of("kind", kind, ("communication", "memcpy", "all"))
     fits = np.zeros(len(graph), np.bool_)
     fits[graph.select(name=pattern("match", match))] = True
-    sends = (graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & named(graph, is_collective))
+    sends = (graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & named(graph, is_collective_name))
     copies = (graph.kind == TaskKind.MEMCPY) & ~named(graph, is_within_device)
     fits &= {"communication": sends, "memcpy": copies, "all": sends | copies}[kind]
     rows = np.flatnonzero(fits)

@@ -52,7 +52,11 @@ def utilisation(step: PredictedStep) -> float | None:
     the data sheet's peak of its type, over the step; None without such arithmetic."""
     at_peak = 0.0
     for price in step.prices:
-        peak = peak_of(step.device, price.work, ()) if price.flops and price.work is not None else None
+        peak = (
+            peak_of(step.device, price.work, [kernel.name for kernel in price.kernels])
+            if price.flops and price.work is not None
+            else None
+        )
         if peak is not None:
             at_peak += price.flops / peak.flops_per_second
     return at_peak / step.step_seconds if at_peak and step.step_seconds else None

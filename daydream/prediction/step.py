@@ -167,8 +167,9 @@ def predicted(
     for device in devices:
         prices = [OperatorPrice()] * len(capture.operators)
         priced = operator_prices(
-            calls, device, implementation, attention=capture.attention, tf32=capture.dtype == "tf32"
-        )
+            calls, device, implementation, attention=capture.attention, tf32=capture.tf32,
+            tf32_products=capture.dtype == "tf32",
+        )  # fmt: skip
         for place, price in zip(launching, priced, strict=True):
             prices[place] = price
         counts = [len(price.kernels) for price in prices]

@@ -9,7 +9,6 @@ name and ranks, elements, dtype; sequence numbers since 2.12). Before that the c
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
-from daydream.passes.basis.communication import message_bytes
-from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, argument
+from daydream.passes.basis.communication import collective_arguments, message_bytes
+from daydream.trace.collectives import collective_word
+from daydream.trace.trace import NONE, Flags, Floats, Ints, argument
 
 
 class Kind(IntEnum):
@@ -64,23 +64,8 @@ class Kind(IntEnum):
         return self in (Kind.SEND, Kind.RECV)
 
 
-#: Parts of names without punctuation, those that hold others first.
-_KINDS = (
-    ("allreduce", Kind.ALL_REDUCE),
-    ("reducescatter", Kind.REDUCE_SCATTER),
-    ("allgather", Kind.ALL_GATHER),
-    ("alltoall", Kind.ALL_TO_ALL),
-    ("barrier", Kind.BARRIER),
-    ("broadcast", Kind.BROADCAST),
-    ("sendrecv", Kind.OTHER),
-    ("scatter", Kind.SCATTER),
-    ("gather", Kind.GATHER),
-    ("reduce", Kind.REDUCE),
-    ("recv", Kind.RECV),
-    ("send", Kind.SEND),
-)
-
-_CALL = re.compile(r"^(nccl|rccl|gloo|c10d|xccl|ucc)::?|^record_param_comms$")
+#: Kinds by NCCL's words.
+_KINDS = {kind.name.lower().replace("_", ""): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
@@ -133,7 +118,7 @@ def find_collectives(graph: TaskGraph) -> Collectives:
         rows = rows[:0]
     recorded = began(graph)
     rows = rows[np.argsort(recorded[rows], kind="stable")]
-    told = [_told(graph, row) for row in rows.tolist()]
+    told = [collective_arguments(graph, row) for row in rows.tolist()]
     streams = _streams(graph, rows)
     group_of: dict[Group, int] = {}
     group = [group_of.setdefault(_group(each, streams[i], graph), len(group_of)) for i, each in enumerate(told)]
@@ -175,34 +160,8 @@ def _streams(graph: TaskGraph, rows: Ints) -> list[int]:
     return [order.setdefault(thread, len(order)) for thread in graph.thread[rows].tolist()]
 
 
-def _told(graph: TaskGraph, row: int) -> dict[str, Any]:
-    """What the trace tells of a collective: its own arguments, then those of the calls around its launch."""
-    trace = graph.trace
-    assert trace is not None
-    event = int(graph.event[row])
-    told = dict(trace.arguments[event]) if event != NONE else {}
-    if "Collective name" in told:
-        return told
-    call = int(graph.launch[row])
-    above = int(graph.event[call]) if call != NONE else int(graph.operator[row])
-    while above != NONE:
-        name = trace.text(above)
-        if trace.category[above] in (Category.OPERATOR, Category.ANNOTATION) and _CALL.match(name):
-            told.setdefault("call", name)
-            told = {**trace.arguments[above], **told}
-            if name == "record_param_comms":
-                break
-        above = int(graph.enclosing[above])
-    return told
-
-
 def _kind(told: dict[str, Any], text: str) -> Kind:
-    for name in (told.get("Collective name"), told.get("call"), text):
-        plain = re.sub(r"[^a-z]", "", str(name or "").lower())
-        for part, kind in _KINDS:
-            if part in plain:
-                return kind
-    return Kind.OTHER
+    return _KINDS.get(collective_word(told.get("Collective name"), told.get("call"), text), Kind.OTHER)
 
 
 def _group(told: dict[str, Any], stream: int, graph: TaskGraph) -> Group:

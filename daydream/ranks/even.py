@@ -8,17 +8,21 @@ import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.graph.ranks import meetings
-from daydream.trace.trace import NONE, Floats, Ints
+from daydream.trace.trace import NONE, Flags, Floats, Ints
 
 #: Ranks do the same where this share of the tasks of the one that has more are also the other's.
 ALIKE = 0.9
 
 
-def even_load(graph: TaskGraph) -> TaskGraph:
+def even_load(graph: TaskGraph, only: Flags | None = None) -> TaskGraph:
     """A joined graph in which tasks, gaps and lags have the mean of all ranks that do the same.
 
     The n-th task of a name in a step on one rank is the n-th of that name in that step on another; ranks with other
     tasks, such as stages of a pipeline, are evened out among their likes. What one rank alone has stays as it is.
+
+    Args:
+        graph: of several ranks.
+        only: tasks to even out, with their gaps and the lags behind them; None for all.
     """
     index = {rank: place for place, rank in enumerate(graph.ranks)}
     of_thread = np.array([NONE if t.is_meeting else index[t.process] for t in graph.threads], np.int64)
@@ -33,12 +37,16 @@ def even_load(graph: TaskGraph) -> TaskGraph:
     place[rows] = task
     duration, gap = graph.duration_us.copy(), graph.gap_us.copy()
     duration[rows], gap[rows] = _mean(graph.duration_us[rows], task), _mean(graph.gap_us[rows], task)
+    if only is not None:
+        duration, gap = np.where(only, duration, graph.duration_us), np.where(only, gap, graph.gap_us)
     source, target = place[graph.edge_source], place[graph.edge_target]
     # Edges of meetings have no lag.
     inside = np.flatnonzero((source != NONE) & (target != NONE))
     edge = _numbered(_numbered(source[inside], target[inside]), graph.edge_kind[inside])
     lag = graph.edge_lag_us.copy()
     lag[inside] = _mean(graph.edge_lag_us[inside], edge)
+    if only is not None:
+        lag = np.where(only[graph.edge_source], lag, graph.edge_lag_us)
     return replace(graph, duration_us=duration, gap_us=gap, edge_lag_us=lag)
 
 

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import ENDINGS, read_trace
 from daydream.trace.trace import Trace
 from hal.support.errors import InputError, listed
-
-#: Endings of trace files in a folder.
-ENDINGS = (".json", ".json.gz")
 
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 #: What ``torch.profiler.tensorboard_trace_handler`` calls a file: host, process, time.
@@ -53,7 +50,7 @@ def read_rank(path: Path, hosts: int = 0) -> RankFile:
     """One file, whole.
 
     Args:
-        path: a file of PyTorch's profiler.
+        path: a file of a profiler.
         hosts: how many ranks share a host, rank by rank; 0 for what the file says.
 
     Raises:

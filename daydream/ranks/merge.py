@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Merged:
 
 def rank_of(trace: Trace, number: int, path: Path, host: str) -> Rank:
     """A rank from its trace."""
-    graph = build_graph(trace)
+    graph = build_graph(replace(trace, steps_by="none"))
     return Rank(
         number=number,
         path=path,

@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream.graph.graph import Phase, TaskKind
 from daydream.graph.simulate import Timeline
-from daydream.ranks.report import Findings, conclusions
+from daydream.ranks.report import Findings, because, conclusions
 from daydream.ranks.skew import Attended, attended
 from daydream.report.breakdown import Cover, windows
 from daydream.report.picture import BINS, GAP, LANE, LEFT, WIDTH, axis, x_of
@@ -176,11 +176,11 @@ def _ranks(found: Findings, rows: int) -> str:
     cells = [
         (
             str(rank.rank), ms(rank.step_us), ms(rank.work_us), ms(rank.moving_us), ms(rank.waited_us),
-            percent(rank.last), ms(rank.held_up_us),
+            percent(rank.last), ms(rank.held_up_us), because(found, rank),
         )
         for rank in shown
     ]  # fmt: skip
-    columns = ("rank", "step", "works", "moves data", "waits", "last to come", "holds up")
+    columns = ("rank", "step", "works", "moves data", "waits", "last to come", "holds up", "because")
     return f"<h2>Ranks, ms per step</h2>{table(columns, cells)}"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from daydream.graph.graph import Mark
 from daydream.graph.simulate import Timeline
+from daydream.ranks.causes import RankCause, SlowGroup, rank_causes, slow_groups
 from daydream.ranks.collectives import Kind
 from daydream.ranks.equal import simulate_ranks
 from daydream.ranks.even import even_load
@@ -49,6 +50,8 @@ class Findings:
         even_us: under an even load, mean of the ranks.
         error: of the replay: mean over ranks and steps of its distance from the measured length, as a share of it.
         error_as_recorded: with clocks taken as they are; NaN where that was not asked for.
+        causes: why ranks hold the others up, by rank; without those that are late for several reasons.
+        slow: process groups whose data moves slower than that of their likes.
     """
 
     merged: Merged
@@ -61,12 +64,18 @@ class Findings:
     even_us: float
     error: float
     error_as_recorded: float = float("nan")
+    causes: dict[int, RankCause] = field(default_factory=dict)
+    slow: list[SlowGroup] = field(default_factory=list)
 
     @property
     def stragglers(self) -> list[RankTimes]:
         """Ranks that hold the others up, the worst first."""
-        late = [rank for rank in self.ranks if rank.held_up_us > STRAGGLES * self.step_us]
-        return sorted(late, key=lambda rank: -rank.held_up_us)
+        return _stragglers(self.ranks, self.step_us)
+
+
+def _stragglers(ranks: Sequence[RankTimes], step_us: float) -> list[RankTimes]:
+    late = [rank for rank in ranks if rank.held_up_us > STRAGGLES * step_us]
+    return sorted(late, key=lambda rank: -rank.held_up_us)
 
 
 def findings(merged: Merged, step: int | None = None, *, as_recorded: Merged | None = None, rows: int = 10) -> Findings:
@@ -85,19 +94,24 @@ def findings(merged: Merged, step: int | None = None, *, as_recorded: Merged | N
     steps = chosen_steps(graph, step)
     timeline = simulate_ranks(graph)
     even = simulate_ranks(even_load(graph))
+    ranks, groups = rank_times(timeline, steps), group_times(timeline, steps)
+    step_us = _mean(step_lengths_by_rank(timeline), steps)
+    late = [rank.rank for rank in _stragglers(ranks, step_us)]
     return Findings(
         merged=merged,
         timeline=timeline,
         steps=steps,
-        ranks=rank_times(timeline, steps),
-        groups=group_times(timeline, steps),
+        ranks=ranks,
+        groups=groups,
         worst=_worst(timeline, steps, rows),
-        step_us=_mean(step_lengths_by_rank(timeline), steps),
+        step_us=step_us,
         even_us=_mean(step_lengths_by_rank(even), steps),
         error=replay_error(merged, timeline, steps),
         error_as_recorded=(
             float("nan") if as_recorded is None else replay_error(as_recorded, simulate_ranks(as_recorded.graph), steps)
         ),
+        causes=rank_causes(timeline, steps, late),
+        slow=slow_groups(groups),
     )
 
 
@@ -168,6 +182,7 @@ def findings_record(found: Findings) -> dict[str, Any]:
                 "waiting_seconds": seconds(rank.waited_us),
                 "last": _rounded(rank.last),
                 "holds_up_seconds": seconds(rank.held_up_us),
+                **_cause_record(found.causes.get(rank.rank)),
             }
             for rank, path in zip(found.ranks, merged.paths, strict=True)
         ],
@@ -184,6 +199,10 @@ def findings_record(found: Findings) -> dict[str, Any]:
                 "skew_seconds": seconds(group.skew_us),
             }
             for group in found.groups
+        ],
+        "slow_links": [
+            {"group": each.name, "bytes_per_second": round(each.rate), "usual_bytes_per_second": round(each.usual)}
+            for each in found.slow
         ],
         "worst": [
             {
@@ -207,6 +226,12 @@ def findings_record(found: Findings) -> dict[str, Any]:
     }
 
 
+def _cause_record(cause: RankCause | None) -> dict[str, Any]:
+    if cause is None:
+        return {"cause": None, "cause_seconds": None}
+    return {"cause": cause.cause.text, "cause_seconds": seconds(cause.without_us)}
+
+
 def _rounded(value: float) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
 
@@ -222,12 +247,14 @@ def print_findings(found: Findings, rows: int) -> None:
     merged = found.merged
     print_line(_headline(found))
     print_line()
-    ranks = table("Ranks, ms per step", "rank", "step", "works", "moves data", "waits", "last to come", "holds up")
+    ranks = table(
+        "Ranks, ms per step", "rank", "step", "works", "moves data", "waits", "last to come", "holds up", "because"
+    )
     shown = sorted(found.ranks, key=lambda rank: -rank.held_up_us)[:rows]
     for rank in shown:
         ranks.add_row(
             str(rank.rank), ms(rank.step_us), ms(rank.work_us), ms(rank.moving_us), ms(rank.waited_us),
-            percent(rank.last), ms(rank.held_up_us),
+            percent(rank.last), ms(rank.held_up_us), because(found, rank),
         )  # fmt: skip
     print_table(ranks)
     if len(found.ranks) > rows:
@@ -262,6 +289,12 @@ def print_findings(found: Findings, rows: int) -> None:
         print_line(sentence)
 
 
+def because(found: Findings, rank: RankTimes) -> str:
+    """Why a rank holds the others up; a dash for one that does not, or for several reasons."""
+    cause = found.causes.get(rank.rank)
+    return "-" if cause is None else cause.cause.text
+
+
 def _plain(text: str) -> Any:
     """A cell without markup: names hold brackets."""
     from rich.text import Text
@@ -280,6 +313,15 @@ def _headline(found: Findings) -> str:
     )
 
 
+def _late_text(rank: RankTimes, found: Findings) -> str:
+    """A rank that holds the others up, for how long, and why."""
+    from daydream.report.tables import ms
+
+    cause = found.causes.get(rank.rank)
+    why = "for several reasons" if cause is None else f"{cause.cause.text} {ms(cause.without_us)}"
+    return f"{rank.rank} ({ms(rank.held_up_us)} ms, {why})"
+
+
 def conclusions(found: Findings) -> list[str]:
     """What the figures say, a sentence each."""
     from daydream.report.tables import ms, percent
@@ -290,11 +332,14 @@ def conclusions(found: Findings) -> list[str]:
         sentences[0] += f" (with clocks as recorded: {percent(found.error_as_recorded)})"
     late = found.stragglers
     if late:
-        named = ", ".join(f"{rank.rank} ({ms(rank.held_up_us)} ms)" for rank in late[:5])
+        named = ", ".join(_late_text(rank, found) for rank in late[:5])
         more = f" and {len(late) - 5} more" if len(late) > 5 else ""
         sentences.append(f"ranks that hold the others up: {named}{more}")
     else:
         sentences.append(f"no rank holds the others up for {percent(STRAGGLES)} of a step")
+    for group in found.slow[:5]:
+        rates = f"{group.rate / 1e9:.3g} GB/s a rank, groups like it {group.usual / 1e9:.3g}"
+        sentences.append(f"slow link: group {group.name} moves {rates}")
     saved = found.step_us - found.even_us
     sentences.append(f"under an even load {ms(found.even_us)} ms: {percent(saved, found.step_us)} less")
     apart = [

@@ -25,9 +25,14 @@ from daydream.report.breakdown import (
     top_kernels,
 )
 from daydream.report.idle import Idle, idle_times
+from daydream.trace.trace import Floats
 
 if TYPE_CHECKING:
     from daydream.report.utilisation import Utilisation
+
+#: A predicted step may be further from its pace than the recorded one by this share of a step before its marks say
+#: more about the backlog than about the step.
+UNEVEN = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,43 @@ class Analysis:
     def bottleneck(self) -> Resource:
         """The resource that most of the critical path runs on, over all these steps."""
         return Resource(int(np.argmax(self.critical_us)))
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Lengths of the same steps before and after a change, microseconds.
+
+    `paced` says that they are those of a long training (:attr:`daydream.graph.simulate.Timeline.paced_us`), not those
+    of the CPU's marks.
+    """
+
+    before_us: Floats
+    after_us: Floats
+    paced: bool
+
+    @property
+    def means_us(self) -> tuple[float, float]:
+        """Mean step before and after."""
+        return float(np.mean(self.before_us)), float(np.mean(self.after_us))
+
+
+def compared(before: Analysis, after: Analysis) -> Comparison:
+    """The steps of two timelines by the same measure.
+
+    A change may let the CPU run ahead of a GPU with a backlog: its marks then say when kernels were launched, and the
+    step that waits at last pays for all. Such steps are compared by when they are completed.
+    """
+    lengths = [np.array([step.length_us for step in each.step_times], np.float64) for each in (before, after)]
+    marked = Comparison(lengths[0], lengths[1], paced=False)
+    if len(before.steps) < 2:
+        return marked
+    paces = [each.timeline.paced_us[list(before.steps)] for each in (before, after)]
+    if not np.isfinite(paces).all():
+        return marked
+    uneven = [
+        float(np.abs(length - pace).max() / max(pace.mean(), 1e-9)) for length, pace in zip(lengths, paces, strict=True)
+    ]
+    return Comparison(paces[0], paces[1], paced=True) if uneven[1] > uneven[0] + UNEVEN else marked
 
 
 def analyse(

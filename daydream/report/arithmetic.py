@@ -1,11 +1,14 @@
-"""FLOPs of recorded kernels, and the peak that each is compared with.
+"""FLOPs and bytes of recorded kernels, and the peak that each is compared with.
 
 FLOPs are those of the operators' definitions, a multiply-add being two, as :mod:`daydream.operators` reads them from
 the recorded sizes. A kernel that saves some of them (Winograd, FFT) may exceed the peak; TBD counted instructions.
+Bytes are those that an operator cannot avoid: every tensor read or written once. What a cache holds back, as of tensors
+that the kernel before has just written, may exceed the rate of memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,25 +45,29 @@ class PeakShare(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arithmetic:
-    """FLOPs of every task of a graph, one entry per task in each column.
+    """FLOPs and bytes of every task of a graph, one entry per task in each column.
 
     Attributes:
         flops: that the task executes; 0 where that is unknown.
+        bytes: that it reads and writes at least; 0 where that is unknown. A copy's are what the trace says.
         peak_us: what they would take at peak.
         known: whether its FLOPs are known.
         of_model: whether it belongs to a convolution, a matrix product or attention.
         peak: which of `rates` they are compared with, -1 where unknown.
         rates: the peaks.
+        bandwidth: bytes/s of the board's memory under load; NaN without a board.
         board: title of the board whose peaks they are; empty where no FLOPs are known.
         note: which board it stands in for, or why no FLOPs are known; may be empty.
     """
 
     flops: Floats
+    bytes: Floats
     peak_us: Floats
     known: Flags
     of_model: Flags
     peak: Ints
     rates: tuple[Rate, ...] = ()
+    bandwidth: float = math.nan
     board: str = ""
     note: str = ""
 
@@ -79,10 +86,10 @@ def kernels_of(graph: TaskGraph) -> Ints:
 
 
 def arithmetic_of(graph: TaskGraph, kernels: Ints, device: str = "auto") -> Arithmetic:
-    """The FLOPs of these kernels, compared with the peaks of a board.
+    """The FLOPs and bytes of these kernels, compared with the peaks of a board.
 
-    The FLOPs of a call are spread over its kernels by their durations, those left out that serve another one of the
-    call (:func:`daydream.operators.pricing.is_auxiliary`).
+    The FLOPs and bytes of a call are spread over its kernels by their durations, those left out that serve another one
+    of the call (:func:`daydream.operators.pricing.is_auxiliary`).
 
     Args:
         graph: with the trace it was built from.
@@ -97,10 +104,12 @@ def arithmetic_of(graph: TaskGraph, kernels: Ints, device: str = "auto") -> Arit
     nothing = np.zeros(len(graph))
     work = Arithmetic(
         flops=nothing,
+        bytes=np.where(np.isin(graph.kind, (TaskKind.MEMCPY, TaskKind.MEMSET)), np.nan_to_num(graph.bytes), 0.0),
         peak_us=nothing.copy(),
         known=nothing > 0,
         of_model=nothing > 0,
         peak=np.full(len(graph), NONE),
+        bandwidth=math.nan if board is None else board.dram.bandwidth_bytes_per_second,
         note=note,
     )
     return work if board is None else _filled(work, graph, kernels, board)
@@ -120,13 +129,14 @@ def _filled(work: Arithmetic, graph: TaskGraph, kernels: Ints, board: DeviceSpec
         working = working if len(working) else call.rows
         durations = graph.duration_us[working]
         whole = float(durations.sum())
-        work.flops[working] = call.work.flops * (durations / whole if whole > 0 else 1 / len(working))
+        parts = durations / whole if whole > 0 else np.full(len(working), 1 / len(working))
+        work.flops[working], work.bytes[working] = call.work.flops * parts, call.work.bytes * parts
         work.peak_us[working] = work.flops[working] / rate.flops_per_second * 1e6
         work.known[call.rows] = True
         work.of_model[call.rows] = call.work.kind in MODEL_WORK
         work.peak[call.rows] = place_of.setdefault(rate, len(place_of))
     if place_of:
-        return replace(work, rates=tuple(place_of), board=board.title)
+        return replace(work, rates=tuple(place_of), board=board.title, bandwidth=board.dram.bandwidth_bytes_per_second)
     return replace(work, note=max(unknown_us, key=unknown_us.__getitem__, default="no kernel ran on a GPU"))
 
 
@@ -151,8 +161,9 @@ def _board(graph: TaskGraph, device: str) -> tuple[DeviceSpec | None, str]:
 def peak_of(device: DeviceSpec, work: Work, kernels: Sequence[str]) -> Rate | None:
     """The peak that this work is compared with; None where the board has none for its type.
 
-    Products in 16 bits have that of Tensor Cores wherever the board has them, those in float32 where the names of
-    their kernels tell that operands were rounded to TF32. All other arithmetic in 16 bits is done in float32.
+    Products in 16 bits have that of matrix units wherever the board has them, those in float32 where the names of
+    their kernels tell that operands were rounded to TF32, or where the units take float32 as it is (AMD's do). All
+    other arithmetic in 16 bits is done in float32.
     """
     dtype = work.dtype
     if work.kind in MODEL_WORK:
@@ -160,7 +171,8 @@ def peak_of(device: DeviceSpec, work: Work, kernels: Sequence[str]) -> Rate | No
         matrix_dtype = "tfloat32" if dtype == "float32" and is_tf32 else dtype
         instruction = device.best_matrix_instruction(matrix_dtype)
         if instruction is not None:
-            return Rate(f"{matrix_dtype} on Tensor Cores", instruction.peak_flops)
+            units = "Matrix" if instruction.is_by_wavefronts else "Tensor"
+            return Rate(f"{matrix_dtype} on {units} Cores", instruction.peak_flops)
     if dtype in ("float16", "bfloat16"):
         dtype = "float32"
     return Rate(dtype, device.peak_flops(dtype)) if dtype in device.dtypes else None

@@ -6,11 +6,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from daydream.report.analysis import Analysis, mean_busy, ratio
+import numpy as np
+
+from daydream.report.analysis import Analysis, Comparison, compared, mean_busy, ratio
 from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_times, path_tasks, top_kernels
 from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
+from daydream.report.tables import ACHIEVED, PACED, achieved
+from daydream.report.tables import number as rate
 from daydream.whatif import AppliedPass
 
 #: Lines of a table, at most.
@@ -101,7 +105,9 @@ def _steps_text(analysis: Analysis) -> str:
 
 
 def _headline(before: Analysis, after: Analysis | None) -> str:
-    measured, simulated = before.measured_us, before.mean_us
+    comparison = compared(before, after) if after else None
+    simulated, predicted = comparison.means_us if comparison else (before.mean_us, before.mean_us)
+    measured = before.measured_us
     if math.isfinite(measured):
         error = f"{100 * (simulated / measured - 1):+.1f} % of measured" if measured else ""
         what = "simulated baseline" if after else "simulated step"
@@ -109,11 +115,11 @@ def _headline(before: Analysis, after: Analysis | None) -> str:
     else:
         tiles = [tile("predicted baseline" if after else "predicted step", f"{ms(simulated)} ms", "never measured")]
     if after:
-        faster = ratio(simulated, after.mean_us)
+        faster = ratio(simulated, predicted)
         kind = "good" if faster > 1.005 else "bad" if faster < 0.995 else ""
-        saved = simulated - after.mean_us
+        saved = simulated - predicted
         word = "saved" if saved >= 0 else "lost"
-        tiles.append(tile("predicted step", f"{ms(after.mean_us)} ms", f"{ms(abs(saved))} ms {word}"))
+        tiles.append(tile("predicted step", f"{ms(predicted)} ms", f"{ms(abs(saved))} ms {word}"))
         tiles.append(tile("speed-up", f"{faster:.2f} ×", "baseline ÷ predicted", kind))
     tiles.append(tile("bottleneck" + (" before" if after else ""), before.bottleneck.label, _of_path(before), "word"))
     if after:
@@ -142,24 +148,29 @@ def _warnings(warnings: Sequence[str]) -> str:
 def _steps(before: Analysis, after: Analysis | None) -> str:
     steps = before.timeline.graph.steps
     predicted = after.step_times if after else before.step_times
-    longest = max((max(a.length_us, b.length_us) for a, b in zip(before.step_times, predicted, strict=True)), default=0)
+    own_us = np.array([step.length_us for step in before.step_times])
+    comparison = compared(before, after) if after else Comparison(own_us, own_us, paced=False)
+    lengths = list(zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True))
+    longest = max((max(each) for each in lengths), default=0)
     rows = []
-    for old, new in zip(before.step_times, predicted, strict=True):
+    for old, new, (old_us, new_us) in zip(before.step_times, predicted, lengths, strict=True):
         kind = RESOURCE_CLASSES[new.bottleneck]
-        cells = [esc(old.name), ms(steps[old.index].measured_us), ms(old.length_us)]
-        cells += [ms(new.length_us), f"{ratio(old.length_us, new.length_us):.3f}"] if after else []
-        bars = bar([(kind, new.length_us, f"{ms(new.length_us)} ms")], longest, thin=True)
+        cells = [esc(old.name), ms(steps[old.index].measured_us), ms(old_us)]
+        cells += [ms(new_us), f"{ratio(old_us, new_us):.3f}"] if after else []
+        bars = bar([(kind, new_us, f"{ms(new_us)} ms")], longest, thin=True)
         if after:
-            bars = bar([("idle", old.length_us, f"baseline {ms(old.length_us)} ms")], longest, thin=True) + bars
+            bars = bar([("idle", old_us, f"baseline {ms(old_us)} ms")], longest, thin=True) + bars
         rows.append([*cells, esc(new.bottleneck.label), bars])
     if len(rows) > 1:
-        cells = ["mean", ms(before.measured_us), ms(before.mean_us)]
-        cells += [ms(after.mean_us), f"{ratio(before.mean_us, after.mean_us):.3f}"] if after else []
+        means = comparison.means_us
+        cells = ["mean", ms(before.measured_us), ms(means[0])]
+        cells += [ms(means[1]), f"{ratio(*means):.3f}"] if after else []
         rows.append([*cells, esc((after or before).bottleneck.label), ""])
     simulated = ["baseline, ms", "predicted, ms", "speed-up"] if after else ["simulated, ms"]
     columns = ["step", "measured, ms", *simulated, "bottleneck", ""]
     classes = [*[""] * (len(columns) - 2), "left", "wide left"]
-    return "<h2>Steps</h2>" + table(columns, rows, classes, "mean" if len(rows) > 1 else "")
+    note = f"<p>{esc(PACED)}</p>" if comparison.paced else ""
+    return "<h2>Steps</h2>" + table(columns, rows, classes, "mean" if len(rows) > 1 else "") + note
 
 
 def _timelines(named: Named) -> str:
@@ -283,6 +294,8 @@ def _merged(named: Named) -> list[tuple[str, list[Share | None]]]:
 
 def _kernels(named: Named) -> str:
     merged = _merged(named)
+    figures = named[0][1].utilisation if len(named) == 1 else None
+    by_name = {task.name: task for task in figures.tasks} if figures is not None else {}
     longest = max((share.total_us for _, shares in merged for share in shares if share), default=0.0)
     rows = []
     for name, shares in merged:
@@ -292,10 +305,13 @@ def _kernels(named: Named) -> str:
         bars = "".join(bar([(k, t, f"{ms(t)} ms")], longest, thin=True) for k, t in zip(kinds, times, strict=True))
         first = shares[0]
         part = f"{100 * first.share:.1f} %" if first else "–"
-        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, bars])
+        kernel = by_name.get(name)
+        rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
+        more = [esc(kernel.kind) if kernel else "–", *map(rate, rates)] if by_name else []
+        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, *more, bars])
     heads = [f"{name}, ms" for name, _ in named] if len(named) > 1 else ["ms"]
     share = "share before" if len(named) > 1 else "share"
-    columns = ["kernel or copy", "count", *heads, share, ""]
+    columns = ["kernel or copy", "count", *heads, share, *(["kind", "TFLOP/s", "GB/s"] if by_name else []), ""]
     return "<h2>GPU tasks per step</h2>" + table(columns, rows, ["name", *[""] * (len(columns) - 2), "wide left"])
 
 
@@ -374,21 +390,26 @@ def _utilisation(analysis: Analysis) -> str:
         tile("CPU", percent(mean.cpu), f"of {figures.cores_text}"),
     ]
     notes = "".join(f"<li>{esc(sentence)}</li>" for sentence in figures.sentences())
+    cells = [
+        [esc(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), *achieved(figures, each)]
+        for each in figures.kinds
+    ]
+    kinds = table(["kind of GPU task", "count", "ms per step", "share", *ACHIEVED], cells)
     lists = []
     for title, kind, rows in (
         (f"Longest kernels below the average of {percent(mean.of_peak)}", "kernel", figures.slow_kernels),
         ("Longest layers", "layer", figures.layers if mean.peak_us == mean.peak_us else ()),
     ):
         cells = [
-            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), percent(each.of_peak)]
+            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), *achieved(figures, each)]
             for each in rows[:ROWS]
         ]
         if cells:
-            columns = [kind, "count", "ms", "of kernel time", "of peak"]
-            lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}</div>")
+            columns = [kind, "count", "ms", "of kernel time", *ACHIEVED]
+            lists.append(f"<h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}")
     return (
-        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>'
-        f'<div class="columns">{"".join(lists)}</div>'
+        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>{kinds}'
+        f"{''.join(lists)}"
     )
 
 

@@ -10,19 +10,30 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from daydream.passes import WhatIf
-from daydream.report.analysis import Analysis, mean_busy, ratio
+from daydream.report.analysis import Analysis, compared, mean_busy, ratio
 from daydream.report.breakdown import Busy, Resource, Share
 from daydream.whatif import AppliedPass, parameter_text, written
 from hal.support.tables import print_line, print_table
 
 if TYPE_CHECKING:
-    from daydream.report.utilisation import Utilisation
+    from daydream.report.utilisation import Utilisation, WorkUtilisation
 
 #: Names of kernels are templates of hundreds of characters; the end says least.
 LONGEST_NAME = 72
 
 #: The sustained pace is shown where it differs by more than this share from the mean step.
 RUN_AHEAD = 0.02
+
+SUSTAINED = (
+    "Sustained is the time between completions of steps on the GPU, or what the CPU takes where that is longer: the CPU"
+    " ran ahead in these steps."
+)
+
+#: Said where :attr:`daydream.report.analysis.Comparison.paced`.
+PACED = (
+    "Steps are told by their completions, as in a long training: after the change the CPU runs ahead of the GPU, so"
+    " that its own marks say little."
+)
 
 
 def ms(microseconds: float) -> str:
@@ -144,12 +155,29 @@ def print_report(analysis: Analysis, rows: int) -> None:
             _add(made, *cells, *([percent(of_peak.get(layer.name, math.nan))] if of_peak else []))
         print_table(made)
         print_line()
-    _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
+    _print_kernels(analysis, rows)
     shares = [Share(f"{kind.label}: {s.name}", s.count, s.total_us, s.share) for kind, s in analysis.path[:rows]]
     _print_shares("Critical path, per step", "task", shares, "of the path")
     print_idle(analysis, rows)
     if analysis.utilisation is not None:
         print_utilisation(analysis.utilisation, rows)
+
+
+def _print_kernels(analysis: Analysis, rows: int) -> None:
+    """The longest GPU tasks by name; with utilisations their kinds and rates, too."""
+    if analysis.utilisation is None or not analysis.kernels:
+        _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
+        return
+    figures = {task.name: task for task in analysis.utilisation.tasks}
+    made = table("GPU tasks, per step", "kernel", "kind", "count", "ms", "of GPU time", "TFLOP/s", "GB/s")
+    made.columns[1].justify = "left"
+    for share in analysis.kernels[:rows]:
+        kernel = figures.get(share.name)
+        rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
+        numbers = (f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %", *map(number, rates))
+        _add(made, short(share.name), kernel.kind if kernel else "-", *numbers)
+    print_table(made)
+    print_line()
 
 
 def _print_shares(title: str, what: str, shares: Sequence[Share], of: str) -> None:
@@ -189,28 +217,45 @@ def print_utilisation(figures: Utilisation, rows: int) -> None:
     print_table(made)
     for sentence in figures.sentences():
         print_line(sentence)
+    print_line()
+    made = table("Kinds of GPU tasks, per step", "kind", "count", "ms", "share", *ACHIEVED)
+    for kind in figures.kinds:
+        _add(made, kind.name, f"{kind.count:.1f}", ms(kind.total_us), percent(kind.share), *achieved(figures, kind))
+    print_table(made)
     if figures.slow_kernels:
         print_line()
         title = f"Longest kernels below the average of {percent(figures.mean.of_peak)} of peak, per step"
-        made = table(title, "kernel", "count", "ms", "of kernel time", "of peak")
+        made = table(title, "kernel", "count", "ms", "of kernel time", *ACHIEVED)
         for kernel in figures.slow_kernels[:rows]:
-            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share), percent(kernel.of_peak))
-            _add(made, short(kernel.name), *numbers)
+            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share))
+            _add(made, short(kernel.name), *numbers, *achieved(figures, kernel))
         print_table(made)
+
+
+#: Columns of what kernels achieve, and of what the board could.
+ACHIEVED = ("TFLOP/s", "of peak", "GB/s", "of memory's")
+
+
+def achieved(figures: Utilisation, work: WorkUtilisation) -> tuple[str, str, str, str]:
+    """Rates that kernels achieve, as text, with their shares of the board's: of its peaks, and of its memory's rate."""
+    flops, moved = work.flops_per_second, work.bytes_per_second
+    of_peak = work.of_peak if flops == flops else math.nan
+    return (number(flops / 1e12), percent(of_peak), number(moved / 1e9), percent(moved / figures.bandwidth))
 
 
 def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:
     """Measured, simulated baseline and predicted step, and what changed."""
     steps_table = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
     graph = before.timeline.graph
-    for old, new in zip(before.step_times, after.step_times, strict=True):
+    comparison = compared(before, after)
+    lengths = zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True)
+    for old, new, (old_us, new_us) in zip(before.step_times, after.step_times, lengths, strict=True):
         measured = ms(graph.steps[old.index].measured_us)
-        speedup = f"{ratio(old.length_us, new.length_us):.3f}"
-        _add(steps_table, old.name, measured, ms(old.length_us), ms(new.length_us), speedup, new.bottleneck.label)
+        _add(steps_table, old.name, measured, ms(old_us), ms(new_us), _speedup(old_us, new_us), new.bottleneck.label)
     if len(before.steps) > 1:
-        speedup = f"{ratio(before.mean_us, after.mean_us):.3f}"
-        times = (ms(before.measured_us), ms(before.mean_us), ms(after.mean_us))
-        _add(steps_table, "mean", *times, speedup, after.bottleneck.label)
+        means = comparison.means_us
+        measured = ms(before.measured_us)
+        _add(steps_table, "mean", measured, *map(ms, means), _speedup(*means), after.bottleneck.label)
     sustained = (before.timeline.sustained_us, after.timeline.sustained_us)
     ran_ahead = len(before.steps) == sum(step.full for step in graph.steps) and any(
         abs(pace / analysis.mean_us - 1) > RUN_AHEAD
@@ -218,10 +263,12 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         if analysis.mean_us
     )
     if ran_ahead:
-        _add(steps_table, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
+        _add(steps_table, "sustained", "", *map(ms, sustained), _speedup(*sustained), "")
     print_table(steps_table)
     if ran_ahead:
-        print_line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
+        print_line(SUSTAINED)
+    if comparison.paced:
+        print_line(PACED)
     print_line()
     print_breakdown([("baseline", before.busy), ("predicted", after.busy)])
     print_line()
@@ -234,6 +281,10 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         if applied_pass.memory_bytes:
             kinds = ", ".join(f"{kind} {size / 1e6:+,.1f} MB" for kind, size in applied_pass.memory_bytes.items())
             print_line(f"  at the peak of memory: {kinds}")
+
+
+def _speedup(before_us: float, after_us: float) -> str:
+    return f"{ratio(before_us, after_us):.3f}"
 
 
 def print_passes(passes: Sequence[WhatIf]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from daydream.graph.graph import Mark, TaskGraph
 from daydream.graph.simulate import Timeline
 from daydream.report.arithmetic import Arithmetic, PeakShare, arithmetic_of, kernels_of
 from daydream.report.breakdown import Cover, cpu_busy_until, of_steps, windows
+from daydream.report.kinds import KernelKind, kernel_kinds, unknown_share
 from daydream.trace.trace import Floats, Ints
 
 #: Steps that complete slower than they pass on the CPU, by more than this share, tell that the CPU ran ahead.
@@ -73,15 +74,18 @@ class StepUtilisation:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkUtilisation:
-    """Kernels of one name, or of one layer, per step.
+    """Kernels of one name, of one kind or of one layer, per step.
 
     Attributes:
-        name: the kernel's or the layer's.
+        name: the kernel's, the kind's or the layer's.
         count: kernels.
         total_us: sum of their durations.
         share: of the durations of all kernels.
         flops: that they execute; NaN where those of none are known.
         of_peak: FLOPs over those possible at peak in that time (3.2); NaN where those of none are known.
+        flops_per_second: achieved by the kernels whose FLOPs are known; NaN where those of none are.
+        bytes_per_second: achieved by the kernels whose bytes are known; NaN where those of none are.
+        kind: of kernels of one name; empty elsewhere.
     """
 
     name: str
@@ -90,6 +94,9 @@ class WorkUtilisation:
     share: float
     flops: float
     of_peak: float
+    flops_per_second: float
+    bytes_per_second: float
+    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +115,10 @@ class Utilisation:
         note: which board it stands in for, or why there are no FLOPs; may be empty.
         peaks: by their share of FLOPs.
         known: share of the kernels' time whose FLOPs are known; the rest counts for none.
+        kinds: GPU tasks by what they do, copies included, the longest first; shares are of all GPU tasks.
+        tasks: all GPU tasks by name, copies included, the longest first; shares are of all GPU tasks.
+        unknown: share of the time of GPU tasks whose kind is not known.
+        bandwidth: bytes/s of the board's memory under load; NaN without a board.
         kernels: the longest, by name.
         slow_kernels: the longest of those below the average (tables 3.5 and 3.6).
         layers: all with kernels, the longest first.
@@ -123,6 +134,10 @@ class Utilisation:
     note: str
     peaks: tuple[PeakShare, ...]
     known: float
+    kinds: tuple[WorkUtilisation, ...]
+    tasks: tuple[WorkUtilisation, ...]
+    unknown: float
+    bandwidth: float
     kernels: tuple[WorkUtilisation, ...]
     slow_kernels: tuple[WorkUtilisation, ...]
     layers: tuple[WorkUtilisation, ...]
@@ -205,6 +220,9 @@ class Utilisation:
             "step_variation": _number(self.variation),
             "step_spread": _number(self.spread),
             "steps": [{"name": step.name, **_step_record(self, step)} for step in self.steps],
+            "memory_bytes_per_second": _number(self.bandwidth, 0),
+            "kinds": [_work_record(kind) for kind in self.kinds],
+            "unknown_share_of_gpu_time": _number(self.unknown),
             "kernels": [_work_record(kernel) for kernel in self.kernels],
             "slow_kernels": [_work_record(kernel) for kernel in self.slow_kernels],
             "layers": [_work_record(layer) for layer in self.layers],
@@ -236,8 +254,18 @@ def utilisation(
     mean = _mean(chosen)
     all_full = {index for index, step in enumerate(graph.steps) if step.full} == set(steps)
     own = kernels[of_steps(graph, steps)[kernels]]
-    by_name = _table(graph.names, graph.name, graph, own, arithmetic, len(steps))
+    on_gpu = np.flatnonzero(graph.on_gpu & of_steps(graph, steps) & (graph.mark == Mark.NONE))
+    kinds = kernel_kinds(graph)
+    kind_of = _kinds_by_name(graph, kinds, on_gpu)
+    by_name, tasks = (
+        [
+            replace(each, kind=kind_of[each.name])
+            for each in _table(graph.names, graph.name, graph, rows_of_table, arithmetic, len(steps))
+        ]
+        for rows_of_table in (own, on_gpu)
+    )
     by_layer = _table((*graph.layers, ""), graph.layer % (len(graph.layers) + 1), graph, own, arithmetic, len(steps))
+    by_kind = _table([kind.label for kind in KernelKind], kinds, graph, on_gpu, arithmetic, len(steps))
     slow = [kernel for kernel in by_name if kernel.of_peak < mean.of_peak]
     durations = graph.duration_us[own]
     return Utilisation(
@@ -251,6 +279,10 @@ def utilisation(
         note=arithmetic.note,
         peaks=arithmetic.peaks(own),
         known=_share(float(durations[arithmetic.known[own]].sum()), float(durations.sum())),
+        kinds=tuple(by_kind),
+        tasks=tuple(tasks),
+        unknown=unknown_share(graph, kinds, on_gpu),
+        bandwidth=arithmetic.bandwidth,
         kernels=tuple(by_name[:rows]),
         slow_kernels=tuple(slow[:rows]),
         layers=tuple(layer for layer in by_layer if layer.name),
@@ -351,24 +383,45 @@ def _table(
     names: Sequence[str], place: Ints, graph: TaskGraph, rows: Ints, arithmetic: Arithmetic, steps: int
 ) -> list[WorkUtilisation]:
     """Kernels by what `place` says of each task, an index of `names`; the longest first."""
-    amounts = (np.ones(len(rows)), graph.duration_us[rows], arithmetic.flops[rows], arithmetic.peak_us[rows])
-    columns = [np.bincount(place[rows], amount, len(names)) for amount in (*amounts, arithmetic.known[rows])]
-    order = np.argsort(-columns[1], kind="stable")
-    everything, steps = float(amounts[1].sum()), max(steps, 1)
-    return [
-        WorkUtilisation(
-            name=names[key],
-            count=count / steps,
-            total_us=total / steps,
-            share=_share(total, everything),
-            flops=flops / steps if known else math.nan,
-            of_peak=_share(peak_us, total) if known else math.nan,
-        )
-        for key, count, total, flops, peak_us, known in zip(
-            order.tolist(), *(column[order].tolist() for column in columns), strict=True
-        )
-        if count
-    ]
+    duration = graph.duration_us[rows]
+    flops, moved = arithmetic.flops[rows], arithmetic.bytes[rows]
+    amounts = {
+        "count": np.ones(len(rows)),
+        "total": duration,
+        "flops": flops,
+        "peak": arithmetic.peak_us[rows],
+        "known": arithmetic.known[rows],
+        "bytes": moved,
+        "computing": np.where(flops > 0, duration, 0.0),
+        "moving": np.where(moved > 0, duration, 0.0),
+    }
+    sums = {key: np.bincount(place[rows], amount, len(names)) for key, amount in amounts.items()}
+    everything, steps = float(duration.sum()), max(steps, 1)
+    table = []
+    for key in np.argsort(-sums["total"], kind="stable").tolist():
+        of = {name: float(column[key]) for name, column in sums.items()}
+        if of["count"]:
+            table.append(
+                WorkUtilisation(
+                    name=names[key],
+                    count=of["count"] / steps,
+                    total_us=of["total"] / steps,
+                    share=_share(of["total"], everything),
+                    flops=of["flops"] / steps if of["known"] else math.nan,
+                    of_peak=_share(of["peak"], of["total"]) if of["known"] else math.nan,
+                    flops_per_second=_share(of["flops"] * 1e6, of["computing"]),
+                    bytes_per_second=_share(of["bytes"] * 1e6, of["moving"]),
+                )
+            )
+    return table
+
+
+def _kinds_by_name(graph: TaskGraph, kinds: Ints, rows: Ints) -> dict[str, str]:
+    """Label of the kind of each name's longest task: operators tell kinds, so that those of a name may differ."""
+    rows = rows[np.argsort(graph.duration_us[rows], kind="stable")]
+    return {
+        graph.text(row): KernelKind(kind).label for row, kind in zip(rows.tolist(), kinds[rows].tolist(), strict=True)
+    }
 
 
 def _share(part: float, whole: float) -> float:
@@ -398,6 +451,9 @@ def _work_record(work: WorkUtilisation) -> dict[str, Any]:
         "share": _number(work.share),
         "flops": _number(work.flops, 0),
         "flops_utilisation": _number(work.of_peak),
+        "flops_per_second": _number(work.flops_per_second, 0),
+        "bytes_per_second": _number(work.bytes_per_second, 0),
+        **({"kind": work.kind} if work.kind else {}),
     }
 
 

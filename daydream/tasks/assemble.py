@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.graph.graph import Dependency, Mark, TaskGraph, TaskKind, Thread, ThreadKind, TrainingStep
+from daydream.graph.graph import Dependency, Mark, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.tasks.cpu import CpuTasks, Handoff
 from daydream.tasks.gpu import GpuTasks
 from daydream.tasks.held import Returns
 from daydream.tasks.layers import LayerMap, assign_layers
+from daydream.tasks.steps import Steps, span
 from daydream.tasks.waits import CallWaits, StreamWaits
 from daydream.trace.nesting import innermost_of
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
@@ -28,7 +29,6 @@ class TaskPlan:
         trace: what the tasks were made from.
         enclosing: for each row of the trace the innermost CPU event around it, -1 without.
         steps: the trace's training steps.
-        step_rows: rows of the steps' marks.
         cpu: CPU tasks without waiting.
         gpu: GPU tasks with gaps and latencies.
         returns: second halves of calls that wait.
@@ -37,12 +37,12 @@ class TaskPlan:
         handoff: dependencies between CPU threads.
         clocked: CPU tasks that start by the clock.
         queue_depth: GPU tasks that may wait for their start before the next launch blocks.
+        warnings: what was inferred, or can't be told, a sentence each.
     """
 
     trace: Trace
     enclosing: Ints
-    steps: tuple[TrainingStep, ...]
-    step_rows: Ints
+    steps: Steps
     cpu: CpuTasks
     gpu: GpuTasks
     returns: Returns
@@ -51,6 +51,7 @@ class TaskPlan:
     handoff: Handoff
     clocked: Flags
     queue_depth: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -117,12 +118,12 @@ def assemble(plan: TaskPlan) -> TaskGraph:
     sound = every_edge.source < every_edge.target
     edges = every_edge.chosen(sound)
     begun = np.union1d(_first_of_threads(thread[order], root, edges.target), cpu_rows[plan.clocked])
-    origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
+    origin, _ = span(trace)
     return TaskGraph(
         names=names,
         threads=(*lanes.threads, Thread(kind=ThreadKind.CPU, label="profiler", number=NONE)),
         layers=layers.names,
-        steps=plan.steps,
+        steps=plan.steps.steps,
         **{name: values[order] for name, values in columns.items()},
         edge_source=np.concatenate([edges.source, np.full(len(begun), root)]),
         edge_target=np.concatenate([edges.target, begun]),
@@ -131,7 +132,7 @@ def assemble(plan: TaskPlan) -> TaskGraph:
         queue_depth=plan.queue_depth,
         trace=trace,
         enclosing=plan.enclosing,
-        warnings=(*trace.warnings, *_contradictions(sound)),
+        warnings=(*trace.warnings, *plan.warnings, *_contradictions(sound)),
     )
 
 
@@ -157,12 +158,12 @@ def _owners(plan: TaskPlan, layers: LayerMap) -> dict[str, Any]:
 
     innermost = innermost_of(plan.enclosing, trace.category == Category.OPERATOR)
     by_external = _by_external(trace, gpu.event)
-    step = np.where(cpu.mark == Mark.NONE, _step_of(trace, plan.step_rows, cpu.start_us), cpu.mark_step)
+    step = np.where(cpu.mark == Mark.NONE, plan.steps.step_at(cpu.start_us), cpu.mark_step)
     return {
         "operator": column(looked_up(innermost, cpu.event, NONE), by_external),
         "layer": column(looked_up(layers.layer, cpu.event, NONE), looked_up(layers.layer, by_external, NONE)),
         "phase": column(looked_up(layers.phase, cpu.event, NONE), looked_up(layers.phase, by_external, NONE)),
-        "step": column(step, _step_of(trace, plan.step_rows, gpu.start_us)),
+        "step": column(step, plan.steps.step_at(gpu.start_us)),
     }
 
 
@@ -231,16 +232,6 @@ def _by_external(trace: Trace, events: Ints) -> Ints:
     place = np.minimum(np.searchsorted(keys, trace.external[events]), len(keys) - 1)
     joined = (keys[place] == trace.external[events]) & (trace.external[events] > 0)
     return np.where(joined, operators[place], NONE)
-
-
-def _step_of(trace: Trace, step_rows: Ints, time_us: Floats) -> Ints:
-    """The step in which each time lies, -1 outside; 0 everywhere where the trace marks none."""
-    if not len(step_rows):
-        return np.zeros(len(time_us), np.int64)
-    begin = trace.start_us[step_rows]
-    step = np.searchsorted(begin, time_us, side="right") - 1
-    inside = (step >= 0) & (time_us < (begin + trace.duration_us[step_rows])[step])
-    return np.where(inside, step, NONE)
 
 
 def _edges(plan: TaskPlan, cpu_rows: Ints, gpu_rows: Ints, return_rows: Ints) -> _Edges:

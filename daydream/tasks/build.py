@@ -9,27 +9,30 @@ import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.tasks.assemble import TaskPlan, assemble
-from daydream.tasks.cpu import CpuTasks, cpu_tasks, find_steps, hand_over
+from daydream.tasks.cpu import CpuTasks, cpu_tasks, hand_over
 from daydream.tasks.gloo import gloo_threads, link_gloo
 from daydream.tasks.gpu import GpuTasks, gpu_tasks
 from daydream.tasks.held import cut_waiting_calls, release_full_queue
 from daydream.tasks.lags import explain_late, join_branches, time_launches
+from daydream.tasks.steps import find_steps
 from daydream.tasks.waits import CallWaits, find_waits
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.nesting import enclosing_events
 from daydream.trace.text import no_collection
 from daydream.trace.trace import NONE, Category, Flags, Trace
 
 
-def read_graph(path: Path) -> TaskGraph:
+def read_graph(path: Path, steps_by: str = "auto") -> TaskGraph:
     """The dependency graph of a trace file of PyTorch's profiler.
+
+    `steps_by` says what tells its steps where it marks none: one of :data:`daydream.tasks.steps.STEPS_BY`.
 
     Raises:
         InputError: the file cannot be read, or is no trace.
     """
     # A collection while the graph is built would walk all of the trace, for longer than the building takes.
     with no_collection():
-        return build_graph(read_trace(path))
+        return build_graph(replace(read_trace(path), steps_by=steps_by))
 
 
 def build_graph(trace: Trace) -> TaskGraph:
@@ -44,10 +47,10 @@ def build_graph(trace: Trace) -> TaskGraph:
     Collectives of gloo are tied to their callers in the finished graph.
     """
     enclosing = enclosing_events(trace)
-    steps, step_rows = find_steps(trace)
-    recorded = cpu_tasks(trace, enclosing, step_rows)
+    steps = find_steps(trace, enclosing)
+    recorded = cpu_tasks(trace, enclosing, steps)
     streams = gpu_tasks(trace, recorded)
-    waits = find_waits(trace, recorded, streams)
+    waits = find_waits(trace, enclosing, recorded, streams)
     cut, returns = cut_waiting_calls(trace, recorded, streams, waits.calls)
     released, queue_depth = release_full_queue(trace, cut, streams)
     launched = time_launches(released, streams, waits.streams.target)
@@ -61,7 +64,6 @@ def build_graph(trace: Trace) -> TaskGraph:
             trace=trace,
             enclosing=enclosing,
             steps=steps,
-            step_rows=step_rows,
             cpu=replace(working, gap_us=np.where(clocked, 0.0, working.gap_us)),
             gpu=joined.gpu,
             returns=returns,
@@ -70,6 +72,7 @@ def build_graph(trace: Trace) -> TaskGraph:
             handoff=handoff,
             clocked=clocked,
             queue_depth=queue_depth,
+            warnings=(*steps.warnings, *streams.warnings, *waits.warnings),
         )
     )
     return link_gloo(graph)

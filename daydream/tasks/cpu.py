@@ -8,15 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.graph.graph import Mark, TaskKind, TrainingStep
+from daydream.graph.graph import Mark, TaskKind
+from daydream.tasks.steps import Steps
 from daydream.trace.nesting import innermost_of, outermost
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
 
-_STEP = re.compile(r"^ProfilerStep#\d+$")
 _DATA_LOADING = re.compile(r"enumerate\(DataLoader\)")
-
-#: A step with fewer than this share of the usual number of launches was only partly recorded.
-CUT_STEP = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,35 +50,7 @@ class CpuTasks:
         return after
 
 
-def find_steps(trace: Trace) -> tuple[tuple[TrainingStep, ...], Ints]:
-    """The steps of a trace and their marks' rows, on the thread that has most of them.
-
-    A trace without marks is one step from its first event to its last; its rows are empty. A first or last step
-    with clearly fewer launches than its fellows is not full: the recording of the GPU began or ended inside.
-    """
-    wanted = np.array([_STEP.match(name) is not None for name in trace.names], np.bool_)
-    rows = np.flatnonzero(wanted[trace.name] & (trace.category == Category.ANNOTATION))
-    if not len(rows):
-        length = float((trace.start_us + trace.duration_us).max(initial=0.0) - trace.start_us.min(initial=0.0))
-        return (TrainingStep("trace", length),), rows
-    rows = rows[trace.thread[rows] == np.bincount(trace.thread[rows]).argmax()]
-    gpu = np.isin(trace.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
-    launching = (trace.category == Category.RUNTIME) & np.isin(trace.correlation, trace.correlation[gpu])
-    calls = np.sort(trace.start_us[launching])
-    begin, end = trace.start_us[rows], trace.start_us[rows] + trace.duration_us[rows]
-    count = np.searchsorted(calls, end) - np.searchsorted(calls, begin)
-    usual = float(np.median(count))
-    steps = []
-    for place, row in enumerate(rows):
-        outer = place in (0, len(rows) - 1)
-        full = not (outer and len(rows) > 1 and count[place] < CUT_STEP * usual)
-        # What was predicted was never measured.
-        measured = np.nan if "predicted" in trace.metadata else float(trace.duration_us[row])
-        steps.append(TrainingStep(trace.text(row), measured, full))
-    return tuple(steps), rows
-
-
-def cpu_tasks(trace: Trace, enclosing: Ints, step_rows: Ints) -> CpuTasks:
+def cpu_tasks(trace: Trace, enclosing: Ints, marked: Steps) -> CpuTasks:
     """Cuts every CPU thread into tasks: an operator, annotation or CUDA call from its start to the next one's.
 
     What an event does itself before its first child starts is its task's duration; from its end (or a child's) to
@@ -94,11 +63,9 @@ def cpu_tasks(trace: Trace, enclosing: Ints, step_rows: Ints) -> CpuTasks:
     wanted = (owner == np.arange(len(trace))) & ~on_stream[trace.thread]
     wanted &= np.isin(trace.category, (Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME))
     rows = np.flatnonzero(wanted)
-    steps = len(step_rows)
-    begin = trace.start_us[step_rows]
-    finish = begin + trace.duration_us[step_rows]
+    steps, begin, finish = len(marked.begin_us), marked.begin_us, marked.end_us
     event = np.concatenate([rows, np.full(2 * steps, NONE)])
-    thread = np.concatenate([trace.thread[rows], np.tile(trace.thread[step_rows], 2)])
+    thread = np.concatenate([trace.thread[rows], np.tile(marked.thread, 2)])
     start = np.concatenate([trace.start_us[rows], begin, finish])
     length = np.concatenate([trace.duration_us[rows], np.zeros(2 * steps)])
     mark = np.repeat([Mark.NONE, Mark.STEP_BEGIN, Mark.STEP_END], [len(rows), steps, steps])

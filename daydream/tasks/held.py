@@ -5,6 +5,7 @@ What is taken off comes back in the simulation, from whatever the call waited fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,26 +78,33 @@ def _costs_without_waiting(trace: Trace, cpu: CpuTasks, calls: Ints, waited: Fla
 def release_full_queue(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> tuple[CpuTasks, int]:
     """Takes the waiting off launches that a full queue held back; also returns the queue's depth in GPU tasks.
 
-    Counts, for every launch, the earlier GPU tasks that had not started. Where that number reaches the depth, a
-    call that took longer than usual waited: its task keeps the usual duration, the wait comes back in the
+    Counts, for every launch, the earlier GPU tasks of its stream that had not started. Where that number reaches the
+    depth, a call that took longer than usual waited: its task keeps the usual duration, the wait comes back in the
     simulation (:attr:`daydream.graph.graph.TaskGraph.queue`).
     """
-    launched = np.flatnonzero(gpu.launch != NONE)
-    calls, first = np.unique(gpu.launch[launched], return_index=True)
-    if not len(calls):
-        return cpu, QUEUE_DEPTH
-    calls = calls[np.argsort(cpu.start_us[calls], kind="stable")]
-    started = np.sort(gpu.start_us[launched[first]])
-    waiting = np.arange(len(calls)) - np.searchsorted(started, cpu.start_us[calls])
-    deepest = int(waiting.max())
+    queues = list(_queues(cpu, gpu))
+    deepest = max((int(waiting.max()) for _, waiting in queues), default=0)
     depth = max(QUEUE_DEPTH, deepest)
     if deepest < QUEUE_DEPTH - _NEARLY_FULL:
         return cpu, depth
     duration = cpu.duration_us.copy()
+    calls = np.concatenate([each for each, _ in queues])
+    full = np.concatenate([waiting for _, waiting in queues]) >= depth - _NEARLY_FULL
     name = trace.name[cpu.event[calls]]
-    full = waiting >= depth - _NEARLY_FULL
     for code in np.unique(name[full]):
         held, free = calls[(name == code) & full], calls[(name == code) & ~full]
         usual = float(np.median(duration[free])) if len(free) else _USUAL_LAUNCH_US
         duration[held] = np.minimum(duration[held], usual)
     return replace(cpu, duration_us=duration), depth
+
+
+def _queues(cpu: CpuTasks, gpu: GpuTasks) -> Iterator[tuple[Ints, Ints]]:
+    """For each stream its launches in order of time, and how many earlier ones of its tasks had not started then."""
+    streams = np.array([thread for thread, _ in gpu.lanes], np.int64)[gpu.lane]
+    for stream in np.unique(streams):
+        launched = np.flatnonzero((gpu.launch != NONE) & (streams == stream))
+        calls, first = np.unique(gpu.launch[launched], return_index=True)
+        if len(calls):
+            calls = calls[np.argsort(cpu.start_us[calls], kind="stable")]
+            started = np.sort(gpu.start_us[launched[first]])
+            yield calls, np.arange(len(calls)) - np.searchsorted(started, cpu.start_us[calls])

@@ -11,6 +11,7 @@ import numpy as np
 
 from daydream.tasks.cpu import CpuTasks
 from daydream.tasks.gpu import GpuTasks
+from daydream.tasks.inferred_waits import InferredWaits
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
 #: How much later than a call's return its cause may end: clocks are rounded to microseconds.
@@ -55,13 +56,14 @@ class StreamWaits:
 
 @dataclass(frozen=True)
 class Waits:
-    """The waits of a trace, by who waits: calls of the CPU, and streams."""
+    """The waits of a trace, by who waits: calls of the CPU, and streams; `warnings` says how many are inferred."""
 
     calls: CallWaits
     streams: StreamWaits
+    warnings: tuple[str, ...] = ()
 
 
-def find_waits(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> Waits:
+def find_waits(trace: Trace, enclosing: Ints, cpu: CpuTasks, gpu: GpuTasks) -> Waits:
     """Finds every wait of the trace.
 
     What a call waited for follows from its kind and, where the trace records it (`cuda_sync` events), from the
@@ -69,12 +71,13 @@ def find_waits(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> Waits:
     returned can't be what it waited for. Lags of waits between streams are 0 here;
     :func:`daydream.tasks.lags.explain_late` sets them.
     """
-    finder = _WaitFinder(trace, cpu, gpu) if len(gpu.event) else None
+    finder = _WaitFinder(trace, enclosing, cpu, gpu) if len(gpu.event) else None
     calls = list(finder.call_waits()) if finder is not None else []
     streams = list(finder.stream_waits()) if finder is not None else []
     call_source, call = np.array(calls, np.int64).reshape(-1, 2).T
     stream_source, target = np.array(streams, np.int64).reshape(-1, 2).T
-    return Waits(CallWaits(call_source, call), StreamWaits(stream_source, target, np.zeros(len(target))))
+    stream_waits = StreamWaits(stream_source, target, np.zeros(len(target)))
+    return Waits(CallWaits(call_source, call), stream_waits, finder.inferences() if finder is not None else ())
 
 
 def call_ends(trace: Trace, cpu: CpuTasks) -> Floats:
@@ -122,8 +125,10 @@ class _Launched:
 class _WaitFinder:
     """The trace as the two kinds of waits look at it."""
 
-    def __init__(self, trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> None:
+    def __init__(self, trace: Trace, enclosing: Ints, cpu: CpuTasks, gpu: GpuTasks) -> None:
         self.trace, self.cpu, self.gpu = trace, cpu, gpu
+        self.unrecorded = InferredWaits(trace, enclosing, cpu, gpu)
+        self.calls_without_record = self.pairs_without_record = 0
         launched = np.flatnonzero(gpu.launch != NONE)
         called = cpu.start_us[gpu.launch[launched]]
         order = np.argsort(called, kind="stable")
@@ -151,6 +156,15 @@ class _WaitFinder:
     def event_recorded_us(self, sync: dict[str, object]) -> float | None:
         """When the event that was waited for had been recorded, if the trace says so."""
         return self.records.get(_number(sync.get("wait_on_cuda_event_record_corr_id")))
+
+    def inferences(self) -> tuple[str, ...]:
+        """A sentence where waits were inferred from order and starts, since the trace has no record of their events."""
+        if not self.calls_without_record:
+            return ()
+        return (
+            f"{self.calls_without_record} waits between streams without a record of their event (cudaEventRecord):"
+            f" whom {self.pairs_without_record} wait for is inferred from the order of calls and from what starts when",
+        )
 
     # Calls
 
@@ -221,11 +235,17 @@ class _WaitFinder:
             waits = self._recorded_pairs(call)
             if waits is None:
                 waits = self._inferred_pairs(call, record_times, by_thread)
+                if not any(self._possible(*pair) for pair in waits):
+                    # The latest record was of another event.
+                    waits = [pair] if (pair := self.unrecorded.by_starts(float(self.cpu.start_us[call]))) else []
             pairs |= dict.fromkeys(waits)
-        for source, target in pairs:
-            # What had not ended when the task started can't have been waited for.
-            if target != NONE and source != target and self.ends[source] <= self.gpu.start_us[target] + OVERRUN_US:
-                yield source, target
+        yield from (pair for pair in pairs if self._possible(*pair))
+
+    def _possible(self, source: int, target: int) -> bool:
+        """Whether a task can have waited for another: what had not ended when it started was not waited for."""
+        if target == NONE or source == target:
+            return False
+        return bool(self.ends[source] <= self.gpu.start_us[target] + OVERRUN_US)
 
     def _recorded_pairs(self, call: int) -> list[tuple[int, int]] | None:
         """Pairs that the trace names for a call of `cudaStreamWaitEvent`; None where it doesn't."""
@@ -243,12 +263,17 @@ class _WaitFinder:
         """The likely pair of a call of `cudaStreamWaitEvent` in a trace that does not name the streams.
 
         The waiting stream is that of the next launch of the calling thread, the event that of the latest record
-        before the wait on another stream.
+        before the wait on another stream; without record :class:`daydream.tasks.inferred_waits.InferredWaits` says.
         """
         called_us = float(self.cpu.start_us[call])
+        if not len(record_times) or record_times[0] > called_us:
+            pair = self.unrecorded.pair(call)
+            self.calls_without_record += 1
+            self.pairs_without_record += pair is not None
+            return [pair] if pair is not None else []
         launched_us, tasks = by_thread.get(int(self.cpu.thread[call]), (np.empty(0), np.empty(0, np.int64)))
         following = int(np.searchsorted(launched_us, called_us))
-        if following == len(launched_us) or not len(record_times) or record_times[0] > called_us:
+        if following == len(launched_us):
             return []
         target = int(tasks[following])
         recorded_us = float(record_times[np.searchsorted(record_times, called_us, side="right") - 1])

@@ -1,1 +1,1 @@
-"""A recording as columns, and the Kineto files that it is read from."""
+"""A recording as columns, and the files of profilers that it is read from."""

@@ -20,6 +20,12 @@ from hal.support.errors import InputError
 #: A longer duration, 30 years, is damage.
 _LONGEST_US = 1e15
 
+_GPU_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_CPU_WORK = (Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME)
+
+#: Begin of the names of steps.
+_STEP = "ProfilerStep#"
+
 _CORRELATION = ("correlation", "correlation id", "Correlation ID")
 _EXTERNAL = ("External id", "external id", "External Id")
 
@@ -36,12 +42,17 @@ def read_trace(path: Path) -> Trace:
     notes = Notes()
     try:
         with no_collection():
-            return _build(path, read_document(path, notes), notes)
+            return trace_of(path, read_document(path, notes), notes)
     except MemoryError:
         raise InputError(str(path), "needs more memory than there is", "record fewer steps") from None
 
 
-def _build(path: Path, document: Document, notes: Notes) -> Trace:
+def trace_of(path: Path, document: Document, notes: Notes) -> Trace:
+    """The columns of a decoded document.
+
+    Raises:
+        InputError: no usable event is in it.
+    """
     numbers, clock = Numbers(), Clock(document.exact)
     lists = sort_out(document, numbers, notes)
     tasks, categories, raw = _timed(lists.tasks, lists.categories, clock, notes)
@@ -52,7 +63,13 @@ def _build(path: Path, document: Document, notes: Notes) -> Trace:
             "has no usable event" + (f" ({reasons})" if reasons else ""),
             "give a trace that the PyTorch profiler exported",
         )
-    duration = _durations(tasks, notes)
+    duration = _durations(tasks, categories, notes)
+    timed = _with_time(raw, duration, np.array(categories, np.int64), notes)
+    if not timed.all():
+        rows = np.flatnonzero(timed).tolist()
+        tasks, categories = [tasks[row] for row in rows], [categories[row] for row in rows]
+        raw, duration = raw[timed], duration[timed]
+    _mend_steps(tasks, categories, raw, duration, clock)
     order = np.lexsort((-duration, raw))
     tasks = [tasks[row] for row in order.tolist()]
     categories = [categories[row] for row in order.tolist()]
@@ -117,12 +134,62 @@ def _timed(
     return tasks, categories, raw
 
 
-def _durations(tasks: list[Event], notes: Notes) -> Floats:
+def _durations(tasks: list[Event], categories: list[int], notes: Notes) -> Floats:
     duration = np.array([event.dur for event in tasks], np.float64)  # None becomes NaN
-    negative, unusable = duration < 0, ~(duration <= _LONGEST_US)
-    notes.add("{} with a negative duration, taken as 0", int(negative.sum()))
-    notes.add("{} without a usable duration, taken as 0", int(unusable.sum()))
+    negative, unusable = duration < 0, ~(duration <= _LONGEST_US) & ~(duration < 0)
+    if not (negative | unusable).any():
+        return duration
+    on_gpu = np.isin(categories, _GPU_WORK)
+    steps = np.array([(event.name or "").startswith(_STEP) for event in tasks], np.bool_)
+    notes.add("{} with a negative duration, taken as 0", int((negative & ~steps).sum()))
+    notes.add("{} without a usable duration, taken as 0", int((unusable & ~on_gpu & ~steps).sum()))
+    notes.add(
+        "{} of steps without a usable duration: such a step ends where the last event in it does",
+        int(((negative | unusable) & steps).sum()),
+    )
+    notes.add(
+        "{} on the GPU without a usable duration, taken as 0: GPU times are too small by them",
+        int((unusable & on_gpu).sum()),
+    )
     return np.where(negative | unusable, 0.0, duration)
+
+
+def _with_time(raw: NDArray[Any], duration: Floats, category: Ints, notes: Notes) -> NDArray[np.bool_]:
+    """All but GPU events that take no time before everything on the CPU: the profiler lost theirs.
+
+    They would lengthen the trace up to the clock's origin (PyTorch's issue 188481, Kineto's 109).
+    """
+    on_gpu = np.isin(category, _GPU_WORK)
+    on_cpu = np.isin(category, _CPU_WORK)
+    if not on_gpu.any() or not on_cpu.any():
+        return np.full(len(raw), True)
+    lost = on_gpu & (duration == 0) & (raw < raw[on_cpu].min())
+    notes.add(
+        "{} on the GPU without time (start and length 0), left out: GPU times of the steps that launched them are too"
+        " small, and waiting for them counts as work of the CPU",
+        int(lost.sum()),
+    )
+    return ~lost
+
+
+def _mend_steps(tasks: list[Event], categories: list[int], raw: NDArray[Any], duration: Floats, clock: Clock) -> None:
+    """Gives steps without a usable duration an end, in place: where their last child on their thread ends."""
+    open_ended = [
+        place for place in np.flatnonzero(duration == 0).tolist() if (tasks[place].name or "").startswith(_STEP)
+    ]
+    if not open_ended:
+        return
+    steps = [place for place, event in enumerate(tasks) if (event.name or "").startswith(_STEP)]
+    unit = 1000.0 if clock.exact else 1.0
+    for place in open_ended:
+        begin, line = raw[place], (tasks[place].pid, tasks[place].tid)
+        next_begin = min((raw[other] for other in steps if raw[other] > begin), default=math.inf)
+        ends = [
+            raw[row] + duration[row] * unit
+            for row in np.flatnonzero((raw >= begin) & (raw < next_begin)).tolist()
+            if (tasks[row].pid, tasks[row].tid) == line and categories[row] not in (Category.PYTHON, *_GPU_WORK)
+        ]
+        duration[place] = max((min(max(ends, default=begin), next_begin) - begin) / unit, 0.0)
 
 
 def _ends(arrows: list[Event], places: Places, clock: Clock, origin: Any, numbers: Numbers) -> Ends:

@@ -74,3 +74,18 @@ def innermost_of(enclosing: Ints, chosen: Flags) -> Ints:
         on = ~hit & (above != NONE)
         waiting, above = waiting[on], above[on]
     return nearest
+
+
+def outermost_of(enclosing: Ints, chosen: Flags) -> Ints:
+    """For each row the outermost chosen row among itself and those around it, -1 without.
+
+    >>> outermost_of(np.array([-1, 0, 1, -1]), np.array([True, False, True, False])).tolist()
+    [0, 0, 0, -1]
+    """
+    farthest = np.where(chosen, np.arange(len(enclosing)), NONE)
+    above = enclosing.copy()
+    while len(live := np.flatnonzero(above != NONE)):
+        hit = live[chosen[above[live]]]
+        farthest[hit] = above[hit]
+        above[live] = enclosing[above[live]]
+    return farthest

@@ -111,7 +111,7 @@ def read_document(path: Path, notes: Notes) -> Document:
     Raises:
         InputError: there is no such file, it cannot be read, or it is not a trace.
     """
-    data = _read(path, notes)
+    data = read_bytes(path, notes)
     if not _WRITTEN.search(data):
         raise InputError(str(path), "is empty", "give a trace that the PyTorch profiler exported")
     exact = _needs_exact(data)
@@ -130,7 +130,12 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _read(path: Path, notes: Notes) -> bytes:
+def read_bytes(path: Path, notes: Notes) -> bytes:
+    """The text of a file, decompressed, without a byte order mark.
+
+    Raises:
+        InputError: there is no such file, it cannot be read, or it holds more than :data:`MAX_BYTES`.
+    """
     try:
         if path.is_dir():
             raise InputError(str(path), "is a directory", "give a trace file")

@@ -129,6 +129,8 @@ class Trace:
     """The machine that it was recorded on; empty where the file does not tell."""
     complete: bool = True
     """Whether the file was read to its end."""
+    steps_by: str = "auto"
+    """What tells its steps where the profiler marks none (:data:`daydream.tasks.steps.STEPS_BY`)."""
     warnings: tuple[str, ...] = ()
     """What was left out or repaired while reading, one sentence each."""
 

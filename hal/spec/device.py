@@ -130,12 +130,18 @@ class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=
         found = (each for each in self.matrix_instructions if each.is_by_unit_pairs and each.input_dtype == input_dtype)
         return next(found, None)
 
+    def wavefront_instruction(self, input_dtype: str) -> MatrixInstruction | None:
+        """The matrix instruction of AMD's wavefronts for a type, or None."""
+        found = (each for each in self.matrix_instructions if each.is_by_wavefronts and each.input_dtype == input_dtype)
+        return next(found, None)
+
     def best_matrix_instruction(self, input_dtype: str) -> MatrixInstruction | None:
         """The matrix instruction that a library uses for a type: the one that most warps work on together; or None."""
         return (
             self.unit_pair_instruction(input_dtype)
             or self.warp_group_instruction(input_dtype)
             or self.matrix_instruction(input_dtype)
+            or self.wavefront_instruction(input_dtype)
         )
 
     def _rate(self, dtype: str) -> Throughput:

@@ -118,6 +118,9 @@ WARP_GROUPS = "wgmma"
 #: accumulators in a memory of their own (tensor memory), issued by a single thread.
 UNIT_PAIRS = "tcgen05"
 
+#: Name of the matrix instructions of AMD's wavefronts, which libraries' kernels are written with and ours are not.
+WAVEFRONTS = "mfma"
+
 
 def rate_key(name: str, input_dtype: str, accumulate_dtype: str) -> str:
     """The key path of a matrix instruction: single warps' go by types alone, any other's by types and name.
@@ -133,8 +136,8 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A matrix multiply-accumulate that one TEU, or several together, execute: D[m,n] = A[m,k] B[k,n] + C[m,n].
 
     Attributes:
-        name: the programming interface: ``wgmma`` is for warp groups, ``tcgen05`` for a unit or a pair of units, any
-            other (``wmma``, ``mma``) for single warps.
+        name: the programming interface: ``wgmma`` is for warp groups, ``tcgen05`` for a unit or a pair of units,
+            ``mfma`` for AMD's wavefronts, any other (``wmma``, ``mma``) for single warps.
         shape: (m, n, k) in elements.
         input_dtype: type of A and B.
         accumulate_dtype: type of C and D.
@@ -172,9 +175,14 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.name == UNIT_PAIRS
 
     @property
+    def is_by_wavefronts(self) -> bool:
+        """Whether a wavefront of AMD's executes it."""
+        return self.name == WAVEFRONTS
+
+    @property
     def is_by_warps(self) -> bool:
         """Whether a single warp executes it."""
-        return not (self.is_by_groups or self.is_by_unit_pairs)
+        return not (self.is_by_groups or self.is_by_unit_pairs or self.is_by_wavefronts)
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,7 +27,9 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
-from sokoban.language.named.attention import AttentionSizes, program_expression
+from sokoban.language.named.attention import AttentionSizes
+from sokoban.language.named.expressions import program_as
+from sokoban.language.names import unused_name
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
 from sokoban.schedule.attention import (
@@ -79,12 +81,13 @@ class KeySlices:
     def problems(self, form: KernelForm) -> tuple[Problem, ...]:
         """The kernels of the chain, in order."""
         expr, attention = form.expr, form.attention
-        inputs = tuple(expr.tensor_by_name[name] for name in "QKV")
+        inputs = expr.operands("QKV")
         output = expr.output
         if self.count == 1:
             return (AttentionKernel(name=expr.name, attention=attention, slices=1, inputs=inputs, output=output),)
         rows = attention.b * attention.heads * attention.queries
-        parts = Tensor("Parts", (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
+        name = unused_name("Parts", {tensor.name for tensor in (*inputs, output)})
+        parts = Tensor(name, (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
         return (
             AttentionKernel(name=expr.name, attention=attention, slices=self.count, inputs=inputs, output=parts),
             SliceSum(name=expr.name, source=parts, output=output),
@@ -103,7 +106,7 @@ class KeySlices:
             b=min(2, attention.b), key_heads=min(2, attention.key_heads), queries=cut(attention.queries, rows),
             keys=cut(attention.key_count, schedule.keys, steps * self.count),
         )  # fmt: skip
-        return kernel_form(program_expression(small, form.expr.name)), self
+        return kernel_form(program_as(small, form.expr)), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results, since exponentials are rounded, too, before they multiply values."""

@@ -28,12 +28,12 @@ from roller.algorithms.flash import (
     has_matrix_instructions,
 )
 from roller.construct.program import ProgramPart
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
-from sokoban.language.named.attention import program_expression
+from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
@@ -63,7 +63,7 @@ class WholeGradient:
             queries=cut(gradient.queries, rows, steps if of_keys else 1),
             keys=cut(gradient.key_count, key_tile, 1 if of_keys else steps),
         )  # fmt: skip
-        return kernel_form(program_expression(small, form.expr.name)), self
+        return kernel_form(program_as(small, form.expr)), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results, since probabilities and gradients of logits are rounded, too, before they
@@ -76,7 +76,7 @@ def gradient_kernel(form: KernelForm) -> AttentionGradientKernel:
     """The kernel of a gradient of attention."""
     expr = form.expr
     return AttentionGradientKernel(
-        name=expr.name, attention=form.attention_gradient, inputs=expr.inputs, output=expr.output
+        name=expr.name, attention=form.attention_gradient, inputs=expr.operands(GRADIENT_INPUTS), output=expr.output
     )  # fmt: skip
 
 

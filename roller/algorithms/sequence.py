@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.tolerance import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
 from roller.algorithms.flash import ROUNDINGS
 from roller.construct.program import ProgramPart, RProgram
-from sokoban.kernel.form import KernelForm
+from sokoban.kernel.form import KernelForm, attention_of
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
-from sokoban.language.named.attention import attention_of, program_expression
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.expressions import program_as
 from sokoban.schedule.cutting import cut_sizes, resize
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
@@ -77,14 +76,18 @@ def _limited(form: KernelForm, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     """An operator of several stages on axes of other ``sizes``."""
-    attention = attention_of(form.source) or attention_gradient_of(form.source)
-    if attention is None:
+    expr = form.source
+    origin, attention = expr.origin, attention_of(expr)
+    if origin is None or attention is None:
         return sequence_form(resize(form, sizes).expr, [len(stage.source.statements) for stage in form.stages])
-    small = attention.smaller(
-        b=sizes["b"], key_heads=sizes["g"] if attention.shares_keys else sizes["h"], queries=sizes["i"],
-        keys=sizes["j"], head_dim=sizes["d"], value_dim=sizes["e"],
-    )  # fmt: skip
-    return sequence_form(program_expression(small, form.expr.name))
+    b, heads, i, j, d, e = (sizes[origin.name(axis)] for axis in ("b", attention.axes[1], *"ijde"))
+    program = program_as(attention.smaller(b=b, key_heads=heads, queries=i, keys=j, head_dim=d, value_dim=e), expr)
+    if attention.epilogue or not expr.epilogue:
+        return sequence_form(program)
+    # The mask follows from sizes, so that the program is written anew; what stands behind it stays as it is.
+    small = resize(form, {**sizes, **program.sizes}).expr
+    statements = (*program.statements, *expr.epilogue)
+    return sequence_form(replace(small, statements=statements, origin=program.origin))
 
 
 def combined(form: KernelForm, ranked: Sequence[Sequence[RProgram]], top_k: int) -> Considered:

@@ -22,11 +22,6 @@ from roller.command.known import KnownOperator, print_kernels, told_json
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
-from roller.text.quantities import sizes_text
-from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule
-from sokoban.schedule.attention_gradient import GradientSchedule
-from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.patches import PatchSchedule, Schedule
 
 #: Columns that a narrow terminal does without, the least important first.
 LESS_OF_DEVICES = ("shared KiB", "aliases", "kernels", "fp32 TFLOP/s", "units")
@@ -155,7 +150,7 @@ def _struck_out(compiled: CompiledOperator) -> list[dict[str, Any]]:
 def struck_out_lines(results: Sequence[CompiledOperator]) -> list[str]:
     """A line per kernel that failed its verification, of operators that others compute."""
     return [
-        f"{compiled.expr.name}: struck out {_tile_cells(each.program.main.schedule)[0]} ({each.program.policy}): "
+        f"{compiled.expr.name}: struck out {each.program.main.schedule.cells[0]} ({each.program.policy}): "
         f"{each.verification.method}: {each.verification.reason}"
         for compiled in results
         for each in compiled.struck_out
@@ -195,7 +190,7 @@ def is_lasting(compiled: CompiledOperator, verify: int) -> bool:
 def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:
     """A kernel's tiles, launch, resources, time, and who found it."""
     return (
-        *_tile_cells(kernel.program.main.schedule),
+        *kernel.program.main.schedule.cells,
         _extents(entry.grid),
         _extents(entry.block),
         str(entry.shared_bytes),
@@ -228,23 +223,6 @@ def _finding(operators: Sequence[CompiledOperator]) -> list[str]:
     if composed >= 1e-3:
         shares.append(f"{1e3 * composed:.1f} ms algorithms")
     return shares
-
-
-def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
-    """Tile of a block, of a thread, and of a step."""
-    if isinstance(schedule, PatchSchedule):
-        return f"{schedule.threads} patches", "a patch", ""
-    if isinstance(schedule, AttentionSchedule):
-        return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"key={schedule.keys}"
-    if isinstance(schedule, GradientSchedule):
-        return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"walked={schedule.step}"
-    if isinstance(schedule, PairSchedule):
-        return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"middle={schedule.step}"
-    if isinstance(schedule, SliceSumSchedule):
-        return f"row={schedule.threads // LANES}", "row=1 of a warp", ""
-    return (
-        sizes_text(schedule.block), sizes_text(tuple(schedule.register_tile.items())), sizes_text(schedule.step)
-    )  # fmt: skip
 
 
 def _finder(program: Program) -> str:

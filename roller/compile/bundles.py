@@ -16,11 +16,6 @@ from hal.support.atomic import staged_directory
 from roller.compile.pipeline import CompiledOperator, RankedKernel, entry_name
 from roller.construct.program import Program
 from sokoban.language.expression import statement_text
-from sokoban.schedule.attention import AttentionSchedule
-from sokoban.schedule.attention_gradient import GradientSchedule
-from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.patches import Schedule
-from sokoban.schedule.tile import TileSchedule
 
 
 class WrongKernelError(RuntimeError):
@@ -126,7 +121,7 @@ def _build(kernel: RankedKernel, device: DeviceSpec) -> BuiltRank:
         seconds=kernel.seconds,
         bound=program.estimate.bound,
         stage_seconds=program.estimate.stage_seconds,
-        tiles=_tiles(longest.schedule, device),
+        tiles=longest.schedule.tiles(device),
         policy=program.policy,
         tolerance=_tolerance(program),
         verification=_verification(kernel.built.verification),
@@ -156,29 +151,6 @@ def _tolerance(program: Program) -> float | None:
         return None
     tolerance = float(f"{program.tolerance:.3g}")
     return tolerance if tolerance > tolerance_of(program.form.expr) else None
-
-
-def _tiles(schedule: Schedule, device: DeviceSpec) -> dict[str, dict[str, int]]:
-    """Tiles at each memory layer, by axis."""
-    if isinstance(schedule, AttentionSchedule):
-        return {
-            device.registers.name: {"row": schedule.rows // schedule.warps, "key": schedule.keys},
-            device.shared.name: {"row": schedule.rows, "key": schedule.keys},
-        }
-    if isinstance(schedule, GradientSchedule):
-        return {
-            device.registers.name: {"row": schedule.rows // schedule.warps, "walked": schedule.step},
-            device.shared.name: {"row": schedule.rows, "walked": schedule.step},
-        }
-    if isinstance(schedule, PairSchedule):
-        return {
-            device.registers.name: {"row": schedule.rows // schedule.warps, "middle": schedule.step},
-            device.shared.name: {"row": schedule.rows, "middle": schedule.step},
-        }
-    if not isinstance(schedule, TileSchedule):
-        return {}
-    block = {**schedule.block_of, **schedule.step_of}
-    return {device.registers.name: dict(schedule.register_tile), device.shared.name: block}
 
 
 def _error_figure(error: float | None) -> float | None:

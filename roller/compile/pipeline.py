@@ -24,17 +24,12 @@ from roller.algorithms import ALGORITHMS
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders, form_on
-from sokoban.kernel.attention import AttentionKernel
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.language.expression import TensorExpr
-from sokoban.model.rational import estimate_compiled, worthwhile_blocks
-from sokoban.schedule.attention import AttentionSchedule
-from sokoban.schedule.attention_gradient import GradientSchedule
-from sokoban.schedule.pair import PairSchedule
+from sokoban.model.compiled import compiled_estimate
+from sokoban.model.rational import worthwhile_blocks
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
@@ -329,26 +324,11 @@ def _order(kernel: RankedKernel) -> tuple[bool, float]:
 
 
 def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec) -> float:
-    """A kernel's expected time by the registers that the compiler gave it; the estimate where it told none."""
-    form, schedule, registers = part.problem, part.schedule, built.registers
-    if isinstance(form, AttentionKernel) and isinstance(schedule, AttentionSchedule) and registers is not None:
-        from sokoban.model.gpu.attention import estimate_attention
-
-        return estimate_attention(form, schedule, device, registers).seconds
-    if isinstance(form, AttentionGradientKernel) and isinstance(schedule, GradientSchedule) and registers is not None:
-        from sokoban.model.gpu.attention_gradient import estimate_gradient
-
-        return estimate_gradient(form, schedule, device, registers).seconds
-    if isinstance(form, ProductPair) and isinstance(schedule, PairSchedule) and registers is not None:
-        from sokoban.model.gpu.pair import estimate_pair
-
-        return estimate_pair(form, schedule, device, registers).seconds
-    if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
-        return part.estimate.seconds
-    if registers is None or schedule.instruction is not Instruction.FMA:
-        return part.estimate.seconds
-    spilled = built.spill_bytes or 0
-    return estimate_compiled(form, device, schedule, registers=registers, spill_bytes=spilled).seconds
+    """A kernel's expected time by the registers that the compiler gave it; the estimate where it reported none."""
+    estimate = compiled_estimate(
+        part.problem, part.schedule, device, registers=built.registers, spill_bytes=built.spill_bytes or 0
+    )
+    return (estimate or part.estimate).seconds
 
 
 def _worthwhile_blocks(part: ProgramPart, device: DeviceSpec) -> tuple[int, ...] | None:

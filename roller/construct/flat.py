@@ -204,6 +204,8 @@ class Flat:
 
     def staged_reduction(self) -> Iterator[Candidate]:
         """A reduction with one thread per output, its rows fetched through shared memory in contiguous pieces."""
+        if not self.space.inputs:
+            return  # Of places alone there is nothing to fetch.
         axes, sizes = self.form.spatial, self.form.sizes
         element_bytes = max(access.element_bytes for access in self.space.inputs)
         for outputs in self._thread_counts((64, 128, 32, 256)):

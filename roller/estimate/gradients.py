@@ -18,15 +18,16 @@ from typing import Any
 import msgspec
 
 from hal.support.errors import InputError
-from roller.estimate.derivative import ONE, ZERO, derivative
+from roller.estimate.derivative import derivative
 from roller.library.recognise import recognise
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import product_factors
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.language.expression import FLOAT_DTYPES, AffineIndex, Call, Load, TensorExpr, Value, loads, value_text
-from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
-from sokoban.language.named.attention import Attention, AttentionSizes, attention_of, program_expression
+from sokoban.language.functions import ONE, ZERO
+from sokoban.language.named.attention import Attention, AttentionSizes
 from sokoban.language.named.attention_gradient import AttentionGradient, Subject
+from sokoban.language.named.expressions import program_expression
 from sokoban.language.names import unused_name
 from sokoban.language.operators import operator_from_data
 
@@ -51,8 +52,8 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     narrow = next((tensor for tensor in expr.inputs if tensor.dtype not in FLOAT_DTYPES), None)
     if narrow is not None:
         raise _refused(expr, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
-    attention = attention_of(expr)
-    if attention is not None and len(expr.statements) == ATTENTION_STATEMENTS:
+    attention = expr.operator_as(Attention)
+    if attention is not None and not expr.epilogue:
         return _of_attention(attention)
     form = kernel_form(expr, fuse=False)
     if form.kind == "rows":

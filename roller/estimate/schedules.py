@@ -20,8 +20,8 @@ from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
-from sokoban.language.named.attention import attention_of
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.attention import AttentionSchedule
@@ -140,12 +140,12 @@ def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
     Raises:
         InputError: as :func:`sokoban.schedule.files.load_schedules`, or the device has no kernels of such attention.
     """
-    if attention_of(expr) is not None:
+    if expr.operator_as(Attention) is not None:
         form = kernel_form(expr)
         programs = [
             flash.program_of(form, each.schedule, each.slices, device) for each in load_attention_schedules(path)
         ]
-    elif attention_gradient_of(expr) is not None:
+    elif expr.operator_as(AttentionGradient) is not None:
         form = kernel_form(expr)
         programs = [flash_gradient.program_of(form, schedule, device) for schedule in load_gradient_schedules(path)]
     elif _sums(expr) > 1 and (form := operator_form(expr)).kind == "sequence":

@@ -115,26 +115,25 @@ def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
         yield from considered_lines(programs)
 
 
+#: Kind of a kernel that no schedule of tiles computes -> what is said of it.
+_LINES: Mapping[type, Callable[..., Iterator[str]]] = {
+    PatchTransform: patch_lines,
+    AttentionKernel: attention_lines,
+    AttentionGradientKernel: gradient_lines,
+    ProductPair: pair_lines,
+    SliceSum: slice_lines,
+}
+
+
 def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
     """One kernel of a chain: what it computes, its program, its times."""
     yield from wrapped(problem_text(part.problem))
-    if isinstance(part.problem, PatchTransform):
-        yield from patch_lines(part.problem, part, device)
-        return
-    if isinstance(part.problem, AttentionKernel):
-        yield from attention_lines(part.problem, part, device)
-        return
-    if isinstance(part.problem, AttentionGradientKernel):
-        yield from gradient_lines(part.problem, part, device)
-        return
-    if isinstance(part.problem, ProductPair):
-        yield from pair_lines(part.problem, part, device)
-        return
-    if isinstance(part.problem, SliceSum):
-        yield from slice_lines(part.problem, part, device)
+    lines = _LINES.get(type(part.problem))
+    if lines is not None:
+        yield from lines(part.problem, part, device)
         return
     program = part.program
-    placed, page = PlacedForm(part.problem, device), _PAGES[device.teu.lane]
+    placed, page = PlacedForm(program.form, device), _PAGES[device.teu.lane]
     yield from page.program(placed, program)
     yield from prediction(placed, program)
     yield from page.reasons(placed, program)

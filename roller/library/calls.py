@@ -30,14 +30,14 @@ from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 #: Kind -> names of its sizes.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("b", "m", "n", "k"),
-    "convolution": ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation"),
+    "convolution": ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation", "volume"),
     "elementwise": ("elements",),
     "softmax": ("rows", "columns"),
     "layer_norm": ("rows", "columns"),
     "attention": (
         "b", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "causal", "window", "page",
     ),
-    "stream": ("moved", "outputs", "points", "scattered", "blocks"),
+    "stream": ("moved", "outputs", "points", "scattered", "blocks", "trips"),
     "roofline": ("moved", "outputs", "flops"),
     "collective": ("bytes", "ranks"),
 }  # fmt: skip
@@ -229,6 +229,7 @@ def _convolutions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], de
         dtype_bytes=DTYPE_BYTES[first.dtype],
         direction=first.direction,
         channels_last=first.variant == CHANNELS_LAST,
+        tf32=first.dtype == "tfloat32",
     )
     return _listed(times, labels)
 
@@ -268,6 +269,7 @@ def _streams(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
         first.variant,
         scattered=sizes["scattered"],
         blocks=sizes["blocks"],
+        trips=sizes["trips"],
     )
     return _listed(times, labels)
 

@@ -11,7 +11,7 @@ NeuSight data set the smallest calls grow in the order of measurement from 2.2 e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ from roller.library.convolution_algorithms import (
 )
 from roller.library.elementwise import Direction, Floats, LibraryTime, host_seconds, library_time
 from roller.library.gemm_types import Bools
-from roller.library.half_convolution import Gradient, half_convolution
+from roller.library.matrix_convolution import Gradient, matrix_convolution
 from roller.library.matrix_gemm import has_matrix_gemm
 
 #: Host time of a convolution call in units of ``framework.call_seconds`` in a fresh process.
@@ -55,12 +55,14 @@ class ConvolutionSizes:
         w: input columns.
         kh: window rows.
         kw: window columns.
-        stride: step of the window, both ways.
+        stride: step of the window, both ways; of two the geometric mean.
         pad: zeros added on every side.
         groups: groups of channels; ``c`` of them make the convolution depthwise.
         dilation: step within the window, both ways; needs ``out_h`` and ``out_w`` where it is not 1.
         out_h: output rows where ``pad`` does not tell them: padding that differs between the sides.
         out_w: output columns, likewise.
+        volume: 1 where images are volumes, whose planes lie below one another: rows are those of all planes, of the
+            input, the window and the output, and ``stride`` is the root of all three strides' product.
     """
 
     n: ArrayLike
@@ -76,6 +78,7 @@ class ConvolutionSizes:
     dilation: ArrayLike = 1
     out_h: ArrayLike | None = None
     out_w: ArrayLike | None = None
+    volume: ArrayLike = 0
 
     def broadcast(self) -> Mapping[str, Floats]:
         """All sizes by name as arrays of one shape, those of the output worked out.
@@ -102,17 +105,19 @@ def convolution_seconds(
     input_gradient: bool = True,
     shapes_seen: float = SHAPES_SEEN,
     channels_last: bool = False,
+    tf32: bool = False,
 ) -> LibraryTime:
     """Time of convolution calls without bias.
 
     Args:
         sizes: of every call.
         device: the board.
-        dtype_bytes: 4 for float32 without TF32, 2 for float16 with tensor cores where the board has them.
+        dtype_bytes: 4 for float32, 2 for float16 with tensor cores where the board has them.
         direction: forward, or the backward pass: gradients of input and filters.
         input_gradient: whether the backward pass makes the gradient of the input; the first layer of a net does not.
         shapes_seen: different convolutions the process ran before; raises the host time, never the kernels'.
-        channels_last: whether tensors of halves lie in NHWC; float32 knows NCHW alone.
+        channels_last: whether tensors lie in NHWC; kernels of float32 without TF32 know NCHW alone.
+        tf32: whether operands of float32 may be rounded to TensorFloat-32, where the board multiplies such.
     """
     each = sizes.broadcast()
     if dtype_bytes == 2 and has_matrix_gemm(device, "float16"):
@@ -120,40 +125,67 @@ def convolution_seconds(
         if direction == "backward":
             gradients = ("data", "weights") if input_gradient else ("weights",)
         return _of_halves(each, device, gradients, HOST + HOST_PER_SHAPE * shapes_seen, channels_last=channels_last)
-    window, groups = each["kh"] * each["kw"], each["groups"]
-    images, inputs, outputs = each["n"], each["c"], each["f"]
-    problem = ConvolutionProblem(
-        n=images,
-        c=inputs,
-        f=outputs,
-        h=each["h"],
-        w=each["w"],
-        out_h=each["out_h"],
-        out_w=each["out_w"],
-        window=window,
-        groups=groups,
-        dtype_bytes=dtype_bytes,
-    )
+    rounded = each if tf32 and dtype_bytes == 4 and has_matrix_gemm(device, "tfloat32") else None
+    parts = []
+    if direction == "backward" and input_gradient:
+        algorithms = forward_algorithms(device, _gradient_problem(each, dtype_bytes))
+        parts.append(("data_", {**algorithms, **_of_tf32(rounded, device, "data", channels_last)}))
     if direction == "backward":
-        parts = [("weight_", weight_algorithms(device, problem))]
-        if input_gradient:
-            gradient = ConvolutionProblem(
-                n=images,
-                c=outputs,
-                f=inputs,
-                h=each["out_h"],
-                w=each["out_w"],
-                out_h=each["h"],
-                out_w=each["w"],
-                window=window / each["stride"] ** 2,
-                groups=groups,
-                dtype_bytes=dtype_bytes,
-            )
-            parts.insert(0, ("data_", forward_algorithms(device, gradient)))
+        algorithms = weight_algorithms(device, _problem(each, dtype_bytes))
+        parts.append(("weight_", {**algorithms, **_of_tf32(rounded, device, "weights", channels_last)}))
     else:
-        parts = [("", forward_algorithms(device, problem))]
-    winograd = _takes_winograd(each) & (dtype_bytes == 4)
-    return _call(device, parts, winograd, groups == inputs, HOST + HOST_PER_SHAPE * shapes_seen)
+        algorithms = forward_algorithms(device, _problem(each, dtype_bytes))
+        parts.append(("", {**algorithms, **_of_tf32(rounded, device, "forward", channels_last)}))
+    possible = _possible(each, dtype_bytes, rounds=rounded is not None)
+    return _call(device, parts, possible, HOST + HOST_PER_SHAPE * shapes_seen)
+
+
+def _problem(sizes: Mapping[str, Floats], dtype_bytes: int) -> ConvolutionProblem:
+    """The forward convolution."""
+    return ConvolutionProblem(
+        n=sizes["n"], c=sizes["c"], f=sizes["f"], h=sizes["h"], w=sizes["w"], out_h=sizes["out_h"],
+        out_w=sizes["out_w"], window=sizes["kh"] * sizes["kw"], groups=sizes["groups"], volume=sizes["volume"],
+        dtype_bytes=dtype_bytes,
+    )  # fmt: skip
+
+
+def _gradient_problem(sizes: Mapping[str, Floats], dtype_bytes: int) -> ConvolutionProblem:
+    """The convolution that makes the gradient of the input: of every window the elements that a stride leaves."""
+    window = sizes["kh"] * sizes["kw"] / sizes["stride"] ** 2
+    return ConvolutionProblem(
+        n=sizes["n"], c=sizes["f"], f=sizes["c"], h=sizes["out_h"], w=sizes["out_w"], out_h=sizes["h"],
+        out_w=sizes["w"], window=window, groups=sizes["groups"], volume=sizes["volume"], dtype_bytes=dtype_bytes,
+    )  # fmt: skip
+
+
+def _possible(sizes: Mapping[str, Floats], dtype_bytes: int, *, rounds: bool) -> dict[str, Bools]:
+    """Which families of algorithms can compute every call.
+
+    PyTorch's own kernels take what has a channel per group, and cuDNN takes Tensor Cores wherever operands may be
+    rounded: volumes have no such kernels for channels that fill no vector.
+    """
+    single = (sizes["groups"] == sizes["c"]) & (sizes["groups"] > 1)
+    has_vectors = (sizes["volume"] == 0) | ((sizes["c"] % 4 == 0) & (sizes["f"] % 4 == 0))
+    on_tensor_cores = has_vectors & ~single & rounds
+    return {
+        "winograd": _takes_winograd(sizes) & (dtype_bytes == 4) & ~on_tensor_cores,
+        "depthwise": single,
+        "implicit": ~single & ~on_tensor_cores,
+        "tf32": on_tensor_cores,
+    }
+
+
+def _of_tf32(
+    sizes: Mapping[str, Floats] | None, device: DeviceSpec, gradient: Gradient, channels_last: bool
+) -> dict[str, Algorithm]:
+    """The candidate whose products run on Tensor Cores with operands rounded to TF32; empty without sizes."""
+    if sizes is None:
+        return {}
+    flat = {name: size.ravel() for name, size in sizes.items()}
+    times = matrix_convolution(flat, device, gradient, dtype="tfloat32", channels_last=channels_last)
+    shape = sizes["n"].shape
+    stages = {"transform": times.transform.reshape(shape), "multiply": times.multiply.reshape(shape)}
+    return {"tf32_implicit_gemm": Algorithm(stages, 2)}
 
 
 def _of_halves(
@@ -171,7 +203,7 @@ def _of_halves(
     names = np.full(shape, "", dtype=np.str_)
     kernels = np.zeros(shape)
     for gradient in gradients:
-        times = half_convolution(flat, device, gradient, dtype="float16", channels_last=channels_last)
+        times = matrix_convolution(flat, device, gradient, dtype="float16", channels_last=channels_last)
         prefix = {"forward": "", "data": "data_", "weights": "weight_"}[gradient]
         stages[f"{prefix}multiply"] = times.multiply.reshape(shape)
         stages[f"{prefix}transform"] = times.transform.reshape(shape)
@@ -209,36 +241,34 @@ def weight_algorithms(device: DeviceSpec, problem: ConvolutionProblem) -> Mappin
 
 def _call(
     device: DeviceSpec,
-    parts: list[tuple[str, Mapping[str, Algorithm]]],
-    winograd: Bools,
-    single: Bools,
+    parts: Sequence[tuple[str, Mapping[str, Algorithm]]],
+    possible: Mapping[str, Bools],
     host_units: float,
 ) -> LibraryTime:
     """Chooses an algorithm for every part and adds the parts up."""
     stages: dict[str, Floats] = {}
-    names = np.full(winograd.shape, "", dtype=np.str_)
-    kernels = np.zeros(winograd.shape)
+    shape = possible["depthwise"].shape
+    names = np.full(shape, "", dtype=np.str_)
+    kernels = np.zeros(shape)
     for prefix, candidates in parts:
-        chosen = _fastest(candidates, winograd, single)
+        chosen = _fastest(candidates, possible)
         for stage in ("transform", "multiply", "output", "gaps"):
-            each = [item.stages.get(stage, np.zeros(winograd.shape)) for item in candidates.values()]
+            each = [item.stages.get(stage, np.zeros(shape)) for item in candidates.values()]
             stages[prefix + stage] = np.take_along_axis(np.stack(each), chosen[None], axis=0)[0]
         kernels = kernels + np.array([item.kernels for item in candidates.values()])[chosen]
         joined = np.where(names == "", "", "+")
         names = np.char.add(np.char.add(names, joined), np.array(list(candidates))[chosen])
-    host = host_seconds(device, np.full(winograd.shape, host_units * len(parts)))
+    host = host_seconds(device, np.full(shape, host_units * len(parts)))
     kernel = np.sum(list(stages.values()), axis=0)
     return library_time(device, {"host": host, **stages}, kernel, kernels, names)
 
 
 def _fastest(
     candidates: Mapping[str, Algorithm],
-    winograd: Bools,
-    single: Bools,
+    possible: Mapping[str, Bools],
 ) -> np.typing.NDArray[np.intp]:
-    """Index of the fastest candidate that can compute the convolution."""
-    times = []
-    for name, algorithm in candidates.items():
-        possible = winograd if name.startswith("winograd") else single if name == "depthwise" else True
-        times.append(np.where(possible, algorithm.seconds, np.inf))
+    """Index of the fastest candidate of a family that can compute the convolution."""
+    times = [
+        np.where(possible[name.partition("_")[0]], algorithm.seconds, np.inf) for name, algorithm in candidates.items()
+    ]
     return np.argmin(np.stack(times), axis=0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hal.spec.device import DeviceSpec
-from roller.library.elementwise import Floats, kernel_seconds_floor
+from roller.library.elementwise import Floats, integer_seconds, kernel_seconds_floor
 
 #: Weight (of logarithms) of the GEMM rate under a long load against the best rate: convolutions of milliseconds do not
 #: pull the clock down as far as the longest GEMMs of the data set did. Matters on power-limited boards.
@@ -61,6 +61,14 @@ FUSED_REGIONS: Sequence[tuple[int, int, int]] = ((1, 8, 16), (2, 8, 8), (2, 4, 1
 #: Filters per block of the implicit GEMM kernels, all with 128 pixels; Ampere has no 128x128.
 IMPLICIT_TILES = (32.0, 64.0, 128.0)
 
+#: Fewest filters per block of the kernels for volumes (``implicit_convolveNd_sgemm``), and their rate over that of the
+#: kernels for planes.
+VOLUME_TILE, VOLUME_EFFICIENCY = 64.0, 0.85
+
+#: PyTorch's depthwise kernel: integer instructions for the place of a result, whose indices take divisions, and for an
+#: element of the window. Chosen on KernelBench's 84.
+PLACE_INTEGERS, TAP_INTEGERS = 100.0, 6.5
+
 BATCHED_TILES: Sequence[tuple[int, int, int]] = ((64, 64, 64), (32, 128, 128), (128, 64, 128))
 #: Rows, columns and threads of the batched GEMM kernels that cuDNN 8.9 brings along, before and from Ampere on.
 BATCHED_TILES_AMPERE: Sequence[tuple[int, int, int]] = ((128, 128, 256),)
@@ -80,6 +88,7 @@ class ConvolutionProblem:
         out_w: output columns.
         window: elements of the window, kh * kw.
         groups: groups of channels.
+        volume: 1 where images are volumes.
         dtype_bytes: bytes per element.
     """
 
@@ -92,6 +101,7 @@ class ConvolutionProblem:
     out_w: Floats
     window: Floats
     groups: Floats
+    volume: Floats
     dtype_bytes: int = 4
 
     @property
@@ -153,9 +163,11 @@ def implicit_gemm(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
     filters = problem.f / problem.groups
     rate = _inner_rate(device, IMPLICIT_EFFICIENCY, problem.dtype_bytes)
     times = []
+    slower = np.where(problem.volume == 1, VOLUME_EFFICIENCY, 1.0)
     for tile in IMPLICIT_TILES[: 2 if _ampere(device) else 3]:
         blocks = np.ceil(pixels / 128) * np.ceil(filters / tile) * problem.groups
-        times.append(tiled_seconds(device, blocks, 2 * 128 * tile * (depth + IMPLICIT_FILL), 2 * tile, rate))
+        each = tiled_seconds(device, blocks, 2 * 128 * tile * (depth + IMPLICIT_FILL), 2 * tile, rate) / slower
+        times.append(np.where((problem.volume == 1) & (tile < VOLUME_TILE), np.inf, each))
     traffic = _transfer(device, problem.input_bytes + problem.output_bytes + problem.filter_bytes)
     return Algorithm({"multiply": overlapped(np.min(times, axis=0), traffic), "gaps": gaps(device, pixels, 2)}, 2)
 
@@ -219,11 +231,12 @@ def weight_gradient_gemm(device: DeviceSpec, problem: ConvolutionProblem) -> Alg
 
 
 def depthwise(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
-    """One output per thread, window elements from L1; a quarter of the multiply-add rate is left for arithmetic."""
-    flops = 2 * problem.n * problem.f * problem.out_h * problem.out_w * problem.window
+    """One output per thread: its place by divisions, window elements from L1."""
+    outputs = problem.n * problem.f * problem.out_h * problem.out_w
     traffic = _transfer(device, problem.input_bytes + problem.output_bytes + problem.filter_bytes)
-    busy = overlapped(flops / (0.25 * device.sustained_flops("float32")), traffic)
-    return Algorithm({"multiply": busy, "gaps": gaps(device, flops, 1)}, 1)
+    integers = outputs * (PLACE_INTEGERS + TAP_INTEGERS * problem.window)
+    busy = overlapped(integer_seconds(device, integers), traffic)
+    return Algorithm({"multiply": busy, "gaps": gaps(device, outputs, 1)}, 1)
 
 
 def overlapped(arithmetic: Floats, traffic: Floats) -> Floats:

@@ -219,15 +219,25 @@ def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:
     return np.clip((REUSE_NONE - filled) / (REUSE_NONE - REUSE_FULL), 0.0, 1.0)
 
 
+def integer_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
+    """Seconds to issue so many integer instructions of single threads, at the board's rate for them.
+
+    Volta, Turing, Ampere, Ada and Hopper have 64 lanes per unit for them, however many they have for float32.
+    """
+    rate = device.peak_flops("int32" if "int32" in device.dtypes else "float32") / 2
+    return np.asarray(instructions, dtype=np.float64) / rate
+
+
 def instruction_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
     """Seconds to issue ``instructions`` of single threads, one per float32 lane and cycle at boost clock.
 
     Memory-bound kernels draw little power, so the boost clock holds; peak FLOP/s count two per lane and cycle. Integer
-    and address arithmetic runs beside that on Volta, Turing and the large Ampere and Hopper chips, which have lanes of
-    their own for it; on Pascal, small Ampere and Ada it takes float32 lanes.
+    and address arithmetic runs beside that on Volta, Turing and the large Ampere chip, whose schedulers issue for twice
+    the 64 lanes that a unit has for float32; where it has 128, on Pascal and from small Ampere on, they are all that
+    schedulers issue for, and integers take their turns.
     """
     capability = device.compute_capability
-    shared = capability is not None and (capability < (7, 0) or (8, 6) <= capability < (9, 0))
+    shared = capability is not None and (capability < (7, 0) or capability >= (8, 6))
     return (
         np.asarray(instructions, dtype=np.float64)
         * (INTEGER_TOO if shared else 1.0)

@@ -176,6 +176,7 @@ def matrix_gemm(
     dtype: str,
     constants: MatrixConstants = CONSTANTS,
     operand_bytes: tuple[Floats, Floats] | None = None,
+    by_warps: bool = False,
 ) -> MatrixTimes:
     """Times of products on Tensor Cores.
 
@@ -189,6 +190,7 @@ def matrix_gemm(
         constants: the library's numbers.
         operand_bytes: memory of x and of the weights of every call where the kernel gathers them from less than
             ``m * k`` and ``n * k`` elements, as convolutions do.
+        by_warps: whether the library has no kernels but those for single warps.
     """
     is_aligned = aligned(n, k, DTYPE_BYTES[dtype])
     size = DTYPE_BYTES[dtype]
@@ -198,7 +200,7 @@ def matrix_gemm(
     is_vector = np.zeros(len(m), dtype=bool)
     names = np.full(len(m), "", dtype="<U12")
     for way in (True, False):
-        kernels = kernels_of(device, dtype, is_aligned=way)
+        kernels = kernels_of(device, dtype, is_aligned=way and not by_warps)
         members = np.flatnonzero(is_aligned == way)
         assert kernels is not None
         for start in range(0, len(members), _CHUNK):

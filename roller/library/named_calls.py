@@ -77,9 +77,15 @@ def _read(data: Mapping[str, Any]) -> tuple[Any, Program] | None:
     return operator, program
 
 
+def _multiplied(operator: Any) -> str:
+    """The type in which a product's operands are multiplied."""
+    return "tfloat32" if operator.allow_tf32 and operator.dtype == "float32" else operator.dtype
+
+
 def _matmul(operator: Any, program: Program) -> list[LibraryCall]:
     batch = program.sizes.get("b")
-    return [product(batch or 1, operator.m, operator.n, operator.k, operator.dtype, batched=batch is not None)]
+    dtype = _multiplied(operator)
+    return [product(batch or 1, operator.m, operator.n, operator.k, dtype, batched=batch is not None)]
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -90,11 +96,11 @@ def _conv2d(operator: Any, program: Program) -> list[LibraryCall]:
     channels = operator.c
     sizes = {
         "n": operator.n, "c": channels, "f": getattr(operator, "f", channels), "h": operator.h, "w": operator.w,
-        "kh": operator.kh, "kw": operator.kw, "stride": max(_pair(operator.stride)),
+        "kh": operator.kh, "kw": operator.kw, "stride": math.sqrt(math.prod(_pair(operator.stride))),
         "groups": getattr(operator, "groups", channels),
         "out_h": program.sizes["oh"], "out_w": program.sizes["ow"], "dilation": max(_pair(operator.dilation)),
     }  # fmt: skip
-    return [convolution(sizes, operator.dtype)]
+    return [convolution(sizes, _multiplied(operator))]
 
 
 def _pool(operator: Any, program: Program) -> list[LibraryCall]:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
 from roller.library.elementwise import OPERATORS, Direction
-from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES, FUNCTIONS
+from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
+from sokoban.language.functions import FUNCTIONS, primitives_of
 from sokoban.language.named.attention import Attention
 
 #: Function of the expression language -> the modelled operator whose forward and whose backward kernels it has; ``u``
@@ -54,7 +55,13 @@ def _variants(function: str, number: bool) -> tuple[str, str]:
     """The modelled operators for a function's forward and backward kernels."""
     if number and function in WITH_NUMBER:
         return WITH_NUMBER[function]
-    return ELEMENTWISE.get(function) or WITHOUT_GRADIENT[min(FUNCTIONS.get(function, 1), 2)]
+    if function in ELEMENTWISE:
+        return ELEMENTWISE[function]
+    if function not in FUNCTIONS or FUNCTIONS[function].value is None:
+        return WITHOUT_GRADIENT[min(FUNCTIONS[function].arity, 2) if function in FUNCTIONS else 1]
+    # A kernel of one function takes what the dearest of its primitives takes, and streams one tensor.
+    unary = [each for each in primitives_of(function) if FUNCTIONS[each].arity == 1 and each in ELEMENTWISE]
+    return ELEMENTWISE[max(unary, default="relu", key=lambda each: OPERATORS[ELEMENTWISE[each][0]].instructions)]
 
 
 def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False, bias: bool = False) -> LibraryCall:
@@ -64,7 +71,7 @@ def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False
     return LibraryCall(kind="gemm", label=label, sizes=(b, m, n, k), dtype=dtype, variant=variant)
 
 
-def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
+def convolution(sizes: Mapping[str, float], dtype: str) -> LibraryCall:
     """A convolution, ``sizes`` by the names of ``calls.KINDS``; double precision has no model but the roofline."""
     n, c, f, h, w = (sizes[name] for name in ("n", "c", "f", "h", "w"))
     groups, window = sizes["groups"], sizes["kh"] * sizes["kw"]
@@ -75,13 +82,13 @@ def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
         work = 2 * outputs * c // groups * window
         return LibraryCall(kind="roofline", label=label, sizes=(moved, outputs, work), dtype=dtype)
     names = ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation")
-    return LibraryCall(kind="convolution", label=label, sizes=tuple(sizes[name] for name in names), dtype=dtype)
+    return LibraryCall(kind="convolution", label=label, sizes=(*(sizes[name] for name in names), 0), dtype=dtype)
 
 
 def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> LibraryCall:
     """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
     moved = (read + written) * DTYPE_BYTES[dtype]
-    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0), dtype=dtype, variant=kernel)
+    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0, 0), dtype=dtype, variant=kernel)
 
 
 def attention(operator: Attention) -> list[LibraryCall]:

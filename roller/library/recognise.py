@@ -27,9 +27,8 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
-from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
-from sokoban.language.named.attention import attention_of
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
 
 #: How many times smaller than the result a tensor may be and still count as read for every element.
 BROADCAST = 4
@@ -41,10 +40,10 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
     Raises:
         InputError: the operator is attention in a type that the library has no kernel for, or one of its gradients.
     """
-    fused = attention_of(expr)
+    fused = expr.operator_as(Attention)
     if fused is not None:
-        return [*attention(fused), *_epilogue_after(expr, ATTENTION_STATEMENTS)]
-    if attention_gradient_of(expr) is not None:
+        return [*attention(fused), *_epilogue(expr)]
+    if expr.operator_as(AttentionGradient) is not None:
         problem = "libraries compute all gradients of attention in one call"
         raise InputError(expr.name, problem, 'ask for "op": "attention" with "direction": "backward"')
     try:
@@ -60,15 +59,15 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
     return main if main is not None else [_roofline(form)]
 
 
-def _epilogue_after(expr: TensorExpr, count: int) -> list[LibraryCall]:
-    """The calls of the statements behind the first ``count``."""
-    statements = expr.statements[count:]
+def _epilogue(expr: TensorExpr) -> list[LibraryCall]:
+    """The calls of the statements behind the result of a named operator."""
+    statements = expr.epilogue
     if not statements:
         return []
     used = {load.tensor for statement in statements for load in loads(statement.value)}
     used |= {statement.tensor for statement in statements}
     tensors = tuple(tensor for tensor in expr.tensors if tensor.name in used)
-    return recognise(replace(expr, statements=statements, tensors=tensors))
+    return recognise(expr.rewritten(statements=statements, tensors=tensors))
 
 
 # Products
@@ -116,7 +115,7 @@ def _matrix_product(form: KernelForm, first: Load, second: Load) -> list[Library
     value, bias = form.final.value, False
     if not shared:
         value, bias = _without_bias(form, columns)
-    call = product(b, m, n, k, _dtype(form, first), batched=bool(shared), bias=bias)
+    call = product(b, m, n, k, _multiplied(form, first), batched=bool(shared), bias=bias)
     # Whichever operand came to be the one of the columns: are its elements contiguous along k?
     weights = second if set(columns) <= set(in_second) else first
     if bias and _axes(weights)[-1] not in form.reduced:
@@ -150,7 +149,7 @@ def _convolution(form: KernelForm, data: Load, weights: Load) -> LibraryCall | N
     if len(known) < len(sides) or not _is_summed_over_windows(form, [index for index, _ in windows], weights):
         return None
     # Windows along one dimension are those of images of one row.
-    return _convolution_call(form, plain, weights, [_WindowSide(), *known][-2:], _dtype(form, data))
+    return _convolution_call(form, plain, weights, [_WindowSide(), *known][-2:], _multiplied(form, data))
 
 
 def _is_summed_over_windows(form: KernelForm, windows: Iterable[AffineIndex], weights: Load) -> bool:
@@ -173,7 +172,7 @@ def _convolution_call(
     images = _size(form, [axis for axis in output if axis in plain and axis not in in_weights])
     sizes = {
         "n": images, "c": channels * groups, "f": filters * groups, "h": rows.extent, "w": columns.extent,
-        "kh": rows.taps, "kw": columns.taps, "stride": max(rows.stride, columns.stride), "groups": groups,
+        "kh": rows.taps, "kw": columns.taps, "stride": math.sqrt(rows.stride * columns.stride), "groups": groups,
         "out_h": rows.outputs, "out_w": columns.outputs, "dilation": max(rows.dilation, columns.dilation),
     }  # fmt: skip
     return convolution(sizes, dtype)
@@ -330,6 +329,12 @@ def _axes(load: Load) -> tuple[str, ...]:
 
 def _size(form: KernelForm, axes: Iterable[str]) -> int:
     return math.prod(form.sizes[axis] for axis in axes)
+
+
+def _multiplied(form: KernelForm, load: Load) -> str:
+    """The type in which a product's operands are multiplied."""
+    dtype = _dtype(form, load)
+    return "tfloat32" if dtype == "float32" and form.expr.allow_tf32 else dtype
 
 
 def _dtype(form: KernelForm, load: Load) -> str:

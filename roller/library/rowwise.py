@@ -58,6 +58,10 @@ NORM_FIXED, NORM_STEP = 170.0, 125.0
 #: Layer norm: threads per row.
 NORM_THREADS = 128
 
+#: Layer norm: round trips to DRAM that a row's block waits for at its beginning and end, and per step of 4 elements per
+#: thread: loads, and divisions of the running moments that wait for those of the step before.
+NORM_ROW_TRIPS, NORM_STEP_TRIPS = 2.0, 3.0
+
 #: Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move.
 UNALIGNED = 0.07
 
@@ -131,8 +135,17 @@ def layer_norm_seconds(
         "launch": kernels * block_seconds(device, high),
         **_memory(device, moved, again, resident, wide * dtype_bytes),
         "arithmetic": instruction_seconds(device, instructions),
+        "turns": passes * _turns_seconds(device, high, wide),
     }
     return _together(device, stages, kernels, algorithm)
+
+
+def _turns_seconds(device: DeviceSpec, rows: Floats, columns: Floats) -> Floats:
+    """Seconds of layer norm's blocks one after the other, a row each: what few or short rows wait for."""
+    resident = device.unit_count * max(device.limits.threads_per_unit // NORM_THREADS, 1)
+    turns = np.where(rows > resident, rows / resident, 1.0)
+    trips = NORM_ROW_TRIPS + NORM_STEP_TRIPS * np.ceil(columns / (4 * NORM_THREADS))
+    return np.asarray(turns * trips * (device.dram.latency_seconds or 400e-9))
 
 
 def softmax_block_threads(columns: ArrayLike) -> Floats:
@@ -183,5 +196,6 @@ def _ramp(filled: Floats, full: float, none: float) -> Floats:
 def _together(device: DeviceSpec, stages: Mapping[str, Floats], kernels: Floats, algorithm: ArrayLike) -> LibraryTime:
     memory = stages["dram"] + stages["l2"]
     busy = (memory**OVERLAP + stages["arithmetic"] ** OVERLAP) ** (1 / OVERLAP)
+    busy = np.maximum(busy, stages.get("turns", 0.0))
     kernel = np.maximum(busy, stages["launch"]) + kernels * kernel_seconds_floor(device)
     return library_time(device, stages, kernel, kernels, algorithm)

@@ -32,6 +32,9 @@ BLOCK_BYTES = 2500
 #: Bytes that a load takes out of L2 where neighbours in a warp do not lie beside each other: a sector.
 SECTOR_BYTES = 32
 
+#: Threads of a block whose round trips count.
+TURN_THREADS = 512
+
 #: Instructions per point: a load, an operation, and its share of the addresses.
 POINT_INSTRUCTIONS = 3.0
 
@@ -47,6 +50,7 @@ def streamed_seconds(
     roofline: bool = False,
     scattered: ArrayLike = 0,
     blocks: ArrayLike = 0,
+    trips: ArrayLike = 0,
 ) -> LibraryTime:
     """Time of calls that stream.
 
@@ -60,12 +64,14 @@ def streamed_seconds(
         roofline: whether no kernel is known.
         scattered: sectors that are read where neighbours in the result lie apart in the operand.
         blocks: of kernels that have few, such as one per channel; 0 for as many as there is work for.
+        trips: round trips to DRAM that follow one another in each of ``blocks`` blocks of 512 threads, which units run
+            in turn; such blocks are not counted as few.
 
     Raises:
         InputError: the board has no arithmetic rate for ``dtype``.
     """
-    sizes = (moved, outputs, points, scattered, blocks)
-    traffic, results, work, apart, few = (
+    sizes = (moved, outputs, points, scattered, blocks, trips)
+    traffic, results, work, apart, few, turns = (
         np.atleast_1d(array) for array in np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
     )
     ones = np.ones(traffic.shape)
@@ -74,16 +80,18 @@ def streamed_seconds(
         arithmetic = work / rate
     else:
         arithmetic = instruction_seconds(device, work * POINT_INSTRUCTIONS)
+    resident = device.unit_count * max(device.limits.threads_per_unit // TURN_THREADS, 1)
     stages = {
         "host": host_seconds(device, HOST * ones),
         "launch": block_seconds(device, np.ceil(results / BLOCK_ELEMENTS)),
         **stream_seconds(device, traffic),
         "arithmetic": arithmetic,
         "sectors": apart * SECTOR_BYTES / (device.l2 or device.dram).bandwidth_bytes_per_second,
-        "blocks": _few_blocks_seconds(device, traffic, few),
+        "blocks": _few_blocks_seconds(device, traffic, np.where(turns > 0, 0.0, few)),
+        "trips": turns * np.ceil(few / resident) * (device.dram.latency_seconds or 400e-9),
     }
     memory = np.maximum(stages["dram"] + stages["l2"], stages["blocks"])
-    busy = np.maximum.reduce([memory, stages["arithmetic"], stages["launch"], stages["sectors"]])
+    busy = np.maximum.reduce([memory, stages["arithmetic"], stages["launch"], stages["sectors"], stages["trips"]])
     return library_time(device, stages, busy + kernel_seconds_floor(device), ones, algorithm)
 
 

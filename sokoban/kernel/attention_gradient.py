@@ -15,6 +15,9 @@ from sokoban.kernel.attention import GroupedHeads, seen_pairs
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention_gradient import AttentionGradient
 
+#: The inputs of a kernel in the order of its parameters, which is that of the operator's program, by their names there.
+GRADIENT_INPUTS = ("Q", "K", "L", "dY", "V", "D")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionGradientKernel(GroupedHeads):
@@ -23,7 +26,7 @@ class AttentionGradientKernel(GroupedHeads):
     Attributes:
         name: of the operator.
         attention: its sizes, mask, scale, and what the gradient is of.
-        inputs: Q, K, V, dY, L and D by these names, in the order of the operator's arguments.
+        inputs: the tensors that are :data:`GRADIENT_INPUTS`, in that order.
         output: dQ ``[b, heads, queries, head_dim]``, or dK and dV side by side, ``[b, kv_heads, keys, head_dim +
             value_dim]``.
     """
@@ -37,6 +40,11 @@ class AttentionGradientKernel(GroupedHeads):
     def is_of_keys(self) -> bool:
         """Whether it is the gradient of keys and values."""
         return self.attention.of == "keys"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the kernel's parameters: those of the operator's program, whatever the tensors are called."""
+        return (*GRADIENT_INPUTS, "dKV" if self.is_of_keys else "dQ")
 
     @property
     def rows(self) -> int:

@@ -54,8 +54,10 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
-from sokoban.language.named.attention import STATEMENTS, Attention, attention_of
-from sokoban.language.named.attention_gradient import AttentionGradient, attention_gradient_of, statement_count
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
+from sokoban.language.named.base import tag_of
+from sokoban.language.named.expressions import in_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +196,14 @@ class KernelForm:
     @cached_property
     def attention(self) -> Attention:
         """The operator that an ``attention`` is."""
-        attention = attention_of(self.source)
+        attention = self.source.operator_as(Attention)
         assert attention is not None
         return attention
 
     @cached_property
     def attention_gradient(self) -> AttentionGradient:
         """The operator that an ``attention_gradient`` is."""
-        gradient = attention_gradient_of(self.source)
+        gradient = self.source.operator_as(AttentionGradient)
         assert gradient is not None
         return gradient
 
@@ -277,15 +279,15 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     Raises:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
-    if attention_of(source) is not None:
-        return _attention_form(source, "attention", STATEMENTS, fuse)
-    if (gradient := attention_gradient_of(source)) is not None:
-        return _attention_form(source, "attention_gradient", statement_count(gradient.of), fuse)
+    operator = attention_of(source)
+    if operator is not None:
+        return _attention_form(source, operator, fuse)
+    expr, fused = source.rewritten(), dict[str, tuple[str, ...]]()
     if fuse:
         # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
-        expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
+        expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(expr)))
     else:
-        expr, fused = inline_pointwise(source), {}
+        expr = inline_pointwise(expr)
     reductions = [statement for statement in expr.statements if statement.reduction is not None]
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)
@@ -332,8 +334,13 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     )
 
 
-def _attention_form(source: TensorExpr, kind: str, statements: int, fuse: bool) -> KernelForm:
-    """Attention or a gradient of it as it stands, of so many ``statements``.
+def attention_of(source: TensorExpr) -> Attention | AttentionGradient | None:
+    """The attention, or the gradient of it, that an operator is; None where it is anything else."""
+    return source.operator_as(Attention) or source.operator_as(AttentionGradient)
+
+
+def _attention_form(source: TensorExpr, operator: Attention | AttentionGradient, fuse: bool) -> KernelForm:
+    """Attention or a gradient of it: the program of the operator, on the tensors of its ``source``.
 
     Raises:
         InputError: more statements follow it, or it was to keep axes for a schedule of tiles or for a gradient.
@@ -341,10 +348,13 @@ def _attention_form(source: TensorExpr, kind: str, statements: int, fuse: bool) 
     if not fuse:
         problem = "attention is no product over its own axes: its kernels take no schedules of tiles"
         raise InputError(source.name, problem, "use roller estimate --implementation library")
-    if len(source.statements) > statements:
+    if source.epilogue:
         problem = "kernels of attention have no epilogue"
         raise InputError(source.name, problem, "make the epilogue an operator of its own")
-    return KernelForm(source=source, expr=source, kind=kind, reductions=(), final=source.statements[-1], fused=())
+    expr = in_program(operator, source)
+    return KernelForm(
+        source=source, expr=expr, kind=tag_of(operator), reductions=(), final=expr.statements[-1], fused=()
+    )  # fmt: skip
 
 
 def _still_named(fused: Mapping[str, tuple[str, ...]], expr: TensorExpr) -> tuple[tuple[str, tuple[str, ...]], ...]:

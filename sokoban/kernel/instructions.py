@@ -19,6 +19,7 @@ from sokoban.language.expression import (
     TensorExpr,
     Value,
 )
+from sokoban.language.functions import FUNCTIONS
 
 #: Oldest NVIDIA devices with arithmetic of bfloat16, as a compute capability.
 BFLOAT16_CAPABILITY = (8, 0)
@@ -87,7 +88,8 @@ def product_factors(value: Value) -> list[Load] | None:
     return [load for part in parts if part is not None for load in part] if None not in parts else None
 
 
-#: Instructions per call of a function; one where a function is missing.
+#: Instructions per call of a primitive, one where it is missing; and of what compilers do better than its definition
+#: says.
 FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
     "exp": 8.0,
     "log": 25.0,
@@ -96,7 +98,7 @@ FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
     "div": 10.0,
     "tanh": 15.0,
     "erf": 24.0,
-    "gelu": 28.0,
+    # The sign is part of the operand.
     "sigmoid": 19.0,
     "silu": 19.0,
     "sin": 20.0,
@@ -130,7 +132,7 @@ def value_instructions(
     Args:
         value: what is computed.
         along: count only what depends on one of these axes: compilers compute the rest once. None counts all.
-        costs: instructions per call of a function, one where a function is missing.
+        costs: instructions per call of a function; one where a primitive is missing, the definition's where another is.
     """
     if isinstance(value, Reduction):
         fused = value.function == "sum" and _is_product(value.body)
@@ -151,7 +153,10 @@ def _call_instructions(call: Call, costs: Mapping[str, float]) -> float:
         return 1.0
     if call.function == "div" and isinstance(call.arguments[1], Constant):
         return 4.0 if _is_inexact(call.arguments[1]) else 1.0
-    return costs.get(call.function, 1.0)
+    if call.function in costs:
+        return costs[call.function]
+    definition = FUNCTIONS[call.function].value
+    return 1.0 if definition is None else value_instructions(definition, costs=costs)
 
 
 def depends(value: Value, along: Collection[str]) -> bool:

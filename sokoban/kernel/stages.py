@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.form import KernelForm, attention_of, kernel_form
 from sokoban.kernel.instructions import product_factors
 from sokoban.kernel.statements import axes_of
 from sokoban.language.expression import Statement, Tensor, TensorExpr, loads
+from sokoban.language.named.expressions import in_program
 
 #: Statements that one kernel is tried with: softmax and layer norm have six.
 MOST_STATEMENTS = 12
@@ -45,9 +46,11 @@ def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelFor
     except InputError:
         if len(expr.statements) < 2:
             raise
-        return sequence_form(expr)
+        # Every spelling of attention in front of an epilogue is then the same sequence.
+        attention = attention_of(expr)
+        return sequence_form(expr if attention is None else in_program(attention, expr))
     if form.is_composed and not with_attention:
-        return sequence_form(expr)
+        return sequence_form(form.expr)
     return _products_apart(form) or form
 
 
@@ -130,7 +133,7 @@ def part_of(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
     axes = axes_of(expr, tuple(group))
     name = f"{expr.name}_{group[-1].tensor}"
     output = _stored(expr, tensors[group[-1].tensor])
-    return replace(expr, name=name, axes=axes, tensors=(*outer, *inner, output), statements=tuple(group))
+    return expr.rewritten(name=name, axes=axes, tensors=(*outer, *inner, output), statements=tuple(group))
 
 
 def _stored(expr: TensorExpr, tensor: Tensor) -> Tensor:

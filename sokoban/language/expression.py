@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from hal.spec.parts import DTYPE_BYTES
 
@@ -27,14 +28,6 @@ FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES, *FLOAT8_DTYPES)
 #: Dtype of what an operator makes of dtypes too narrow for results, unless it is told another.
 RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
-
-#: Function name -> number of arguments. The whole vocabulary of :class:`Call`.
-FUNCTIONS: Mapping[str, int] = {
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "pow": 2, "min": 2, "max": 2,
-    "lt": 2, "le": 2, "gt": 2, "ge": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "not": 1, "select": 3,
-    "abs": 1, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "sigmoid": 1, "erf": 1,
-    "sin": 1, "cos": 1, "floor": 1, "ceil": 1, "relu": 1, "gelu": 1, "silu": 1,
-}  # fmt: skip
 
 #: Reduction name -> the value that changes nothing.
 REDUCTION_IDENTITY: Mapping[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
@@ -140,7 +133,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of :data:`FUNCTIONS` applied to values.
+    """A function of :data:`sokoban.language.functions.FUNCTIONS` applied to values.
 
     Comparisons give truth values, which only select, and, or, not take.
     """
@@ -209,13 +202,37 @@ class Statement:
         return self.value if isinstance(self.value, Reduction) else None
 
 
+_Operator = TypeVar("_Operator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The named operator that statements compute.
+
+    Attributes:
+        operator: the operator, a frozen value of :data:`sokoban.language.named.NamedOperator`.
+        result: the tensor of the operator's result; statements behind it are an epilogue.
+        names: pairs of a tensor or an axis of the operator's own program and its name in the expression; none where
+            the operator wrote the expression itself.
+    """
+
+    operator: object
+    result: str
+    names: tuple[tuple[str, str], ...] = ()
+
+    def name(self, own: str) -> str:
+        """The expression's name of a tensor or an axis of the operator's program."""
+        return dict(self.names).get(own, own)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorExpr:
     """One operator: statements in order; the last one defines the output.
 
     ``tensors`` holds the inputs in order of first use, then every statement's tensor in statement order.
     ``accumulate`` is the dtype in which values are computed and reduced. With ``allow_tf32`` a product of float32
-    matrices may round its operands to TensorFloat-32, of ten bits of mantissa.
+    matrices may round its operands to TensorFloat-32, of ten bits of mantissa. ``origin`` is the named operator that
+    wrote the statements, or that they were recognised as; None for any other expression.
     """
 
     name: str
@@ -224,6 +241,30 @@ class TensorExpr:
     statements: tuple[Statement, ...]
     accumulate: str
     allow_tf32: bool = False
+    origin: Origin | None = None
+
+    def operator_as(self, kind: type[_Operator]) -> _Operator | None:
+        """The named operator of a ``kind`` that the expression is, an epilogue or none behind it; None where it is
+        anything else."""
+        operator = None if self.origin is None else self.origin.operator
+        return operator if isinstance(operator, kind) else None
+
+    @property
+    def epilogue(self) -> tuple[Statement, ...]:
+        """The statements behind the result of the named operator that the expression is."""
+        if self.origin is None:
+            return ()
+        written = [statement.tensor for statement in self.statements]
+        return self.statements[written.index(self.origin.result) + 1 :]
+
+    def operands(self, names: Iterable[str]) -> tuple[Tensor, ...]:
+        """The tensors that have these ``names`` in the program of the named operator that the expression is."""
+        assert self.origin is not None
+        return tuple(self.tensor_by_name[self.origin.name(name)] for name in names)
+
+    def rewritten(self, **changes: Any) -> TensorExpr:
+        """The expression with other axes, tensors or statements, which no named operator wrote."""
+        return replace(self, origin=None, **changes)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -296,6 +337,25 @@ def rewrite(value: Value, replacements: Mapping[Value, Value]) -> Value:
     if isinstance(value, Reduction):
         return Reduction(value.function, value.axes, rewrite(value.body, replacements))
     return value
+
+
+def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
+    """``value`` with axes and tensors of other names, by those that they have.
+
+    >>> element = Load("X", (AffineIndex.of({"i": 2}, 1),))
+    >>> value_text(renamed_value(Reduction("sum", ("i",), element), {"i": "k", "X": "A"}))
+    'sum([k], A[2*k + 1])'
+    """
+    if isinstance(value, Call):
+        return Call(value.function, tuple(renamed_value(argument, names) for argument in value.arguments))
+    if isinstance(value, Reduction):
+        axes = tuple(names.get(axis, axis) for axis in value.axes)
+        return Reduction(value.function, axes, renamed_value(value.body, names))
+    moved = {axis: AffineIndex.axis(name) for axis, name in names.items()}
+    if isinstance(value, Load):
+        indices = tuple(index.substitute(moved) for index in value.indices)
+        return Load(names.get(value.tensor, value.tensor), indices, value.pad)
+    return AxisValue(value.index.substitute(moved)) if isinstance(value, AxisValue) else value
 
 
 _INFIX = {

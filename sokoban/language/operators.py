@@ -41,7 +41,9 @@ from sokoban.language.named.base import (
     taken_name,
     with_epilogue,
 )
+from sokoban.language.named.expressions import program_expression
 from sokoban.language.parser import parse_program
+from sokoban.language.recognition import recognised
 
 #: Largest file of operators that is read.
 MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -99,25 +101,17 @@ def operator_from_data(data: object) -> TensorExpr:
     _check_operator_name(operator.name)
     program = with_epilogue(operator.program(), operator.epilogue)
     stem = typed_stem(program.stem, operator)
-    default_dtype = program.default_dtype or operator.dtype
     check_accumulate(operator.accumulate or "float64", operator.dtype)
     try:
-        expr = parse_program(
-            program.text,
-            program.sizes,
-            program.dtypes,
-            accumulate=operator.accumulate,
-            name=operator.name or _short(stem),
-            shapes=program.shapes,
-            default_dtype=default_dtype,
-            external_shapes=program.external_shapes,
-        )
+        expr = program_expression(operator, operator.name or _short(stem))
     except InputError as error:  # the text is ours, so what is wrong with it is the operator as a whole
         tensor = f"tensor {error.field.removeprefix('shapes.')}: " if error.field.startswith("shapes.") else ""
         field = "output_dtype" if error.field.startswith("dtypes.") else error.field
         field = field if field in ("accumulate", "output_dtype") else ""
         raise InputError(field, tensor + error.problem, error.remedy) from error
-    return _with_tf32(expr) if operator.allow_tf32 else expr
+    if operator.allow_tf32:
+        _check_tf32(expr)
+    return expr
 
 
 def typed_stem(stem: str, operator: Operator | Expr) -> str:
@@ -125,11 +119,10 @@ def typed_stem(stem: str, operator: Operator | Expr) -> str:
     return stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}") + "_tf32" * operator.allow_tf32
 
 
-def _with_tf32(expr: TensorExpr) -> TensorExpr:
-    """The operator with ``allow_tf32``, which has to mean something."""
+def _check_tf32(expr: TensorExpr) -> None:
+    """Raise unless ``allow_tf32`` means something."""
     if expr.accumulate != "float32" or all(tensor.dtype != "float32" for tensor in expr.inputs):
         raise InputError("allow_tf32", "is about products of float32 tensors, and there are none", "remove it")
-    return replace(expr, allow_tf32=True)
 
 
 def _from_expr(data: dict[str, Any]) -> TensorExpr:
@@ -161,7 +154,9 @@ def _from_expr(data: dict[str, Any]) -> TensorExpr:
         pads=pads,
         default_dtype=operator.dtype,
     )
-    return _with_tf32(expr) if operator.allow_tf32 else expr
+    if operator.allow_tf32:
+        _check_tf32(expr)
+    return recognised(replace(expr, allow_tf32=operator.allow_tf32))
 
 
 def _check_maps(data: dict[str, Any]) -> None:

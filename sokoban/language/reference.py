@@ -32,6 +32,7 @@ from sokoban.language.expression import (
     loads,
     walk,
 )
+from sokoban.language.functions import FUNCTIONS, expanded
 
 Array = NDArray[Any]
 
@@ -163,6 +164,8 @@ class _Block:
         if isinstance(value, Load):
             return self._load(value)
         assert isinstance(value, Call), "a normalised statement has no inner reduction"
+        if value.function not in _FUNCTIONS:
+            return self.evaluate(expanded(value))
         return _FUNCTIONS[value.function](*[self.evaluate(argument) for argument in value.arguments])
 
     def _index(self, index: AffineIndex) -> Array:
@@ -229,18 +232,13 @@ def _erf(x: Array) -> Array:
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=np.float64)
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
-
-
+#: What NumPy has of the language's functions; the others are composed of these.
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "pow": np.power,
     "min": np.minimum, "max": np.maximum, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
     "not": np.logical_not, "select": np.where, "abs": np.abs, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1.0 / np.sqrt(x), "tanh": np.tanh, "sigmoid": _sigmoid, "erf": _erf, "sin": np.sin,
-    "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "relu": lambda x: np.maximum(x, 0.0),
-    "gelu": lambda x: 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0))), "silu": lambda x: x * _sigmoid(x),
+    "tanh": np.tanh, "erf": _erf, "sin": np.sin, "cos": np.cos, "floor": np.floor, "ceil": np.ceil,
 }  # fmt: skip
 
 
@@ -297,15 +295,6 @@ def _factors(value: Value) -> list[Load | Constant] | None:
 
 
 # Test data
-
-
-_POSITIVE_ARGUMENTS: Mapping[str, tuple[int, ...]] = {
-    "log": (0,),
-    "sqrt": (0,),
-    "rsqrt": (0,),
-    "pow": (0, 1),
-    "div": (1,),
-}
 
 
 def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]:
@@ -393,7 +382,7 @@ def _positive_tensors(expr: TensorExpr) -> set[str]:
             positive.update(load.tensor for load in loads(statement.value))
         for node in walk(statement.value):
             if isinstance(node, Call):
-                for argument in _POSITIVE_ARGUMENTS.get(node.function, ()):
+                for argument in FUNCTIONS[node.function].positive:
                     positive.update(load.tensor for load in loads(node.arguments[argument]))
     return positive
 

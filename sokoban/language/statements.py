@@ -17,7 +17,6 @@ from lark import Token, Tree
 from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE, RESERVED_NAMES, check_name, reach
 from sokoban.language.expression import (
-    FUNCTIONS,
     REDUCTION_IDENTITY,
     AffineIndex,
     AxisValue,
@@ -29,6 +28,7 @@ from sokoban.language.expression import (
     Value,
     used_axes,
 )
+from sokoban.language.functions import FUNCTIONS
 from sokoban.language.grammar import Node, source_text
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def _call(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
     if function not in FUNCTIONS:
         known = ", ".join(sorted({*FUNCTIONS, *REDUCERS} - RESERVED_NAMES))
         raise scope.error(f"unknown function {function!r}", f"known: {known}")
-    if len(arguments) != FUNCTIONS[function]:
-        raise scope.error(f"{function} takes {FUNCTIONS[function]} argument(s), got {len(arguments)}")
+    if len(arguments) != FUNCTIONS[function].arity:
+        raise scope.error(f"{function} takes {FUNCTIONS[function].arity} argument(s), got {len(arguments)}")
     return _apply(function, [_value(argument, scope) for argument in arguments], scope)
 
 

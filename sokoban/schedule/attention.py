@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
@@ -15,6 +16,8 @@ from sokoban.schedule.warp_groups import PANEL_BYTES
 
 #: Threads of a warp, and warps of a group.
 LANES, GROUP_WARPS = 32, 4
+#: Threads that share a row where multiply-adds stand in for matrix instructions.
+TWIN_LANES = 8
 #: Lanes that hold a row of a fragment of sums.
 FRAGMENT_LANES = 4
 #: Rows of a fragment of ``mma.sync``, its depth, and bytes that one lane copies at a time.
@@ -40,9 +43,29 @@ class RowTiles:
         lanes: threads that share a row.
     """
 
+    #: Name of what a step walks, as tables and manifests have it.
+    WALKED: ClassVar[str]
+
     rows: int
     warps: int
     lanes: int
+
+    @property
+    def walked(self) -> int:
+        """Rows or columns that a step walks."""
+        raise TypeError(f"{type(self).__name__} walks nothing")
+
+    def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
+        """Tiles at each memory layer of a device, by axis."""
+        return {
+            device.registers.name: {"row": self.rows // self.warps, self.WALKED: self.walked},
+            device.shared.name: {"row": self.rows, self.WALKED: self.walked},
+        }
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Tile of a block, of a warp and of a step, for tables."""
+        return f"row={self.rows}", f"row={self.rows // self.warps} of a warp", f"{self.WALKED}={self.walked}"
 
     @property
     def threads(self) -> int:
@@ -83,6 +106,19 @@ class AttentionSchedule(RowTiles):
     instruction: Instruction
     lanes: int = FRAGMENT_LANES
 
+    WALKED = "key"
+
+    @property
+    def walked(self) -> int:
+        """Keys of a step."""
+        return self.keys
+
+    def scalar_twin(self, problem: Any) -> AttentionSchedule:
+        """The schedule with multiply-adds in place of matrix instructions."""
+        if self.instruction is Instruction.FMA:
+            return self
+        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, held=False)
+
     def pitch_bytes(self, width: int, dtype: str) -> int:
         """Bytes that a row of a staged tile takes: whole panels where warp groups read it."""
         if self.instruction.is_by_groups:
@@ -111,6 +147,19 @@ class SliceSumSchedule:
     """How slices are brought together: a warp per row, ``threads / 32`` of them in a block."""
 
     threads: int
+
+    def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
+        """None at any layer: a warp streams a row."""
+        return {}
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Rows of a block and of a warp, for tables."""
+        return f"row={self.threads // LANES}", "row=1 of a warp", ""
+
+    def scalar_twin(self, problem: Any) -> SliceSumSchedule:
+        """The schedule itself: nothing is multiplied by matrix instructions."""
+        return self
 
     def blocks(self, kernel: SliceSum) -> int:
         """Blocks of the launch."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import FRAGMENT_LANES, PIECE_BYTES, RowTiles, padded, pitch_bytes
+from sokoban.schedule.attention import FRAGMENT_LANES, PIECE_BYTES, TWIN_LANES, RowTiles, padded, pitch_bytes
 
 #: Numbers of every query beside its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
@@ -37,6 +37,19 @@ class GradientSchedule(RowTiles):
     instruction: Instruction
     shares: int = 1
     lanes: int = FRAGMENT_LANES
+
+    WALKED = "walked"
+
+    @property
+    def walked(self) -> int:
+        """Rows of the other side at a step."""
+        return self.step
+
+    def scalar_twin(self, problem: Any) -> GradientSchedule:
+        """The schedule with multiply-adds in place of matrix instructions."""
+        if self.instruction is Instruction.FMA:
+            return self
+        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, shares=1)
 
     def blocks(self, kernel: AttentionGradientKernel) -> int:
         """Blocks of the launch."""

@@ -93,7 +93,7 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
             )
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
-    return replace(form, expr=replace(expr, axes=axes, tensors=tuple(tensors)))
+    return replace(form, expr=expr.rewritten(axes=axes, tensors=tuple(tensors)))
 
 
 def _covering(expr: TensorExpr, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
-from sokoban.schedule.attention import FRAGMENT_LANES, RowTiles, SharedFloats, padded, pitch_bytes
+from sokoban.schedule.attention import FRAGMENT_LANES, TWIN_LANES, RowTiles, SharedFloats, padded, pitch_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,19 @@ class PairSchedule(RowTiles):
     held: bool
     instruction: Instruction
     lanes: int = FRAGMENT_LANES
+
+    WALKED = "middle"
+
+    @property
+    def walked(self) -> int:
+        """Columns of H at a step."""
+        return self.step
+
+    def scalar_twin(self, problem: Any) -> PairSchedule:
+        """The schedule with multiply-adds in place of matrix instructions."""
+        if self.instruction is Instruction.FMA:
+            return self
+        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, held=False)
 
     def blocks(self, kernel: ProductPair) -> int:
         """Blocks of the launch."""

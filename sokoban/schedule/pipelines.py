@@ -40,7 +40,7 @@ def stages_operands(form: KernelForm) -> bool:
 def fully_staged(table: ScheduleTable) -> Bools:
     """Schedules by multiply-adds that stage all operands of a reduction whose threads work alone."""
     form = table.form
-    if not stages_operands(form):
+    if not stages_operands(form) or not form.body_loads:
         return np.zeros(table.count, dtype=bool)
     staged: Bools = table.reduce_threads == 1
     if table.has_warp_tiles:

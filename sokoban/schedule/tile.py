@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from hal.spec.device import DeviceSpec
 from hal.support.records import quick
 from sokoban.kernel.instructions import Instruction
 
@@ -154,6 +155,39 @@ class TileSchedule:
     def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
         """Blocks of the launch over axes of ``axis_sizes`` elements."""
         return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
+
+    def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
+        """Tiles at each memory layer of a device, by axis."""
+        return {
+            device.registers.name: dict(self.register_tile),
+            device.shared.name: {**self.block_of, **self.step_of},
+        }
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Tile of a block, of a thread or warp, and of a step, for tables."""
+        parts = (self.block, tuple(self.register_tile.items()), self.step)
+        block, thread, step = (" ".join(f"{axis}={size}" for axis, size in part) for part in parts)
+        return block, thread, step
+
+    def scalar_twin(self, problem: Any) -> TileSchedule:
+        """The schedule with multiply-adds in place of matrix instructions: same block, steps, staging and padding.
+
+        It has as many threads wherever a warp's tile divides among 32 of them, which it does for multiples of 16.
+        """
+        if not self.uses_matrix:
+            return self
+        roles = problem.roles
+        rows, columns = self.block_of[roles.m], self.block_of[roles.n]
+        elements = rows * columns // self.threads_per_block
+        choices = [
+            (elements // width, width)
+            for width in range(1, elements + 1)
+            if elements % width == 0 and columns % width == 0 and rows % (elements // width) == 0
+        ]
+        height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
+        thread = {axis: 1 for axis, _ in self.block} | {roles.m: height, roles.n: width}
+        return replace(self, thread=sizes(thread), instruction=Instruction.FMA, cluster=0, launched=0)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of a schedule, every axis by name."""

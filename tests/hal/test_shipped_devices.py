@@ -31,6 +31,8 @@ FLOAT32_LANES_PER_UNIT = {
     "sm_100": 128,
     "sm_120": 128,
     "gfx906": 64,
+    "gfx90a": 64,
+    "gfx942": 128,
 }
 
 # CUDA C++ programming guide: threads, blocks, registers and shared KiB per SM; shared KiB per block when asked for.
@@ -62,6 +64,10 @@ DATASHEET = {
     "k80": (13, 1536, 8.74 / 2, 480 / 2),
     "l4": (58, 48 * 1024, 30.3, 300),
     "l40s": (142, 96 * 1024, 91.6, 864),
+    "mi210": (104, 8 * 1024, 22.6, 1638),
+    "mi250x": (220 // 2, 8 * 1024, 47.9 / 2, 3277 / 2),
+    "mi300x": (304, 32 * 1024, 163.4, 5300),
+    "mi325x": (304, 32 * 1024, 163.4, 6000),
     "mi50": (60, 4 * 1024, 13.3, 1024),
     "p100-pcie-16gb": (56, 4 * 1024, 9.5, 732),
     "p4": (20, 2 * 1024, 5.7, 192),
@@ -158,6 +164,29 @@ def test_matrix_rates_agree_with_the_datasheet(name: str) -> None:
     assert (best.power_limited_flops or best.best_flops) <= best.best_flops
 
 
+#: The data sheets' dense TFLOP/s of AMD's boards: float32, float64, float16, bfloat16, and float8 where there is any.
+MATRIX_CORE_TFLOPS = {
+    "mi210": (45.3, 45.3, 181.0, 181.0, None),
+    "mi250x": (95.7 / 2, 95.7 / 2, 383.0 / 2, 383.0 / 2, None),
+    "mi300x": (163.4, 163.4, 1307.4, 1307.4, 2614.9),
+    "mi325x": (163.4, 163.4, 1307.4, 1307.4, 2614.9),
+}
+
+
+@pytest.mark.parametrize("name", MATRIX_CORE_TFLOPS)
+def test_matrix_cores_agree_with_the_datasheet_and_are_libraries_alone(name: str) -> None:
+    device = hal.load_device(name)
+    for dtype, tflops in zip(
+        ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn"), MATRIX_CORE_TFLOPS[name], strict=True
+    ):
+        best = device.best_matrix_instruction(dtype)
+        assert device.matrix_instruction(dtype) is None, "no kernel of ours is written with it"
+        assert (best is None) == (tflops is None)
+        if best is not None and tflops is not None:
+            assert best.peak_flops == pytest.approx(tflops * 1e12, rel=0.005)
+            assert 0.4 * best.peak_flops < best.sustained_flops < 0.8 * best.peak_flops
+
+
 @pytest.mark.parametrize("device", CUDA, ids=named)
 def test_narrow_types_double_the_rate_of_halves(device: DeviceSpec) -> None:
     halves = device.best_matrix_instruction("float16")
@@ -179,6 +208,11 @@ def test_narrow_types_double_the_rate_of_halves(device: DeviceSpec) -> None:
 @pytest.mark.parametrize(
     ("reported", "name"),
     [
+        ("AMD Instinct MI210", "mi210"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("AMD Instinct MI250", "mi210"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI325X", "mi325x"),
         ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA B200", "b200"),
@@ -226,7 +260,8 @@ def test_the_numbers_of_the_thesis() -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=named)
 def test_only_what_can_be_compiled_claims_a_full_generator(device: DeviceSpec) -> None:
     usual = "llvm" if device.kind == "cpu" else "cuda"
-    special = {"k80": "cuda-source", "mi50": "opencl-source", "ipu-mk1": None, "graviton3": None}
+    special = {"k80": "cuda-source", "ipu-mk1": None, "graviton3": None}
+    special |= dict.fromkeys(("mi50", "mi210", "mi250x", "mi300x", "mi325x"), "opencl-source")
     expected = special.get(device.name, usual)
     assert device.code_generator == expected
     assert (device.code_generator_reason == "") == (expected == usual)

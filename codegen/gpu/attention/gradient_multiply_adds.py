@@ -109,7 +109,8 @@ class _Text:
         gradient, schedule = self.gradient, self.schedule
         element, _ = ELEMENTS[gradient.attention.dtype]
         kinds = {"L": "float", "D": "float"}
-        tensors = [(f"const {kinds.get(tensor.name, element)}", tensor.name) for tensor in gradient.inputs]
+        *inputs, output = gradient.parameters
+        tensors = [(f"const {kinds.get(name, element)}", name) for name in inputs]
         body = [
             f"  {language.shared.format(pieces=-(-self._floats.total // 4))}",
             "\n".join(
@@ -118,7 +119,7 @@ class _Text:
             self._walk(),
             self._stores(),
         ]
-        return language.kernel(entry, schedule.threads, [*tensors, (element, gradient.output.name)], "\n".join(body))
+        return language.kernel(entry, schedule.threads, [*tensors, (element, output)], "\n".join(body))
 
     def _place_of_queries(self) -> Iterator[str]:
         """Which queries a block has, and which keys they see; the longest walks first."""
@@ -307,6 +308,6 @@ class _Text:
     const int row = first_row + first + i * {self._apart};
 {bound}\
     GLOBAL {element}* result =
-        {gradient.output.name}_ptr + ((long)problem * {gradient.rows} + {place}) * {total};
+        {gradient.parameters[-1]}_ptr + ((long)problem * {gradient.rows} + {place}) * {total};
 {body}
   }}"""

@@ -72,10 +72,9 @@ def _results(kernel: AttentionGradientKernel) -> list[_Result]:
 def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: str) -> str:
     product, pair = PRODUCTS[kernel.attention.dtype]
     types = {"L": "float", "D": "float"}
-    names = [
-        f"const {types.get(tensor.name, 'unsigned short')}* __restrict__ {tensor.name}_ptr" for tensor in kernel.inputs
-    ]
-    parameters = ", ".join([*names, f"unsigned short* __restrict__ {kernel.output.name}_ptr"])
+    *inputs, output = kernel.parameters
+    names = [f"const {types.get(name, 'unsigned short')}* __restrict__ {name}_ptr" for name in inputs]
+    parameters = ", ".join([*names, f"unsigned short* __restrict__ {output}_ptr"])
     of_keys = kernel.is_of_keys
     queries, keys = ("(long long)problem * QUERY_ROWS * {}", "(long long)problem * KEYS_ALL * {}")
     pointers = {"Q": queries, "dY": queries, "K": keys, "V": keys}
@@ -355,7 +354,7 @@ def _stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: s
       const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
       if (row < ROWS_ALL) {{
         unsigned short* result =
-            {kernel.output.name}_ptr + ((long long)problem * ROWS_ALL + {place}) * {total};
+            {kernel.parameters[-1]}_ptr + ((long long)problem * ROWS_ALL + {place}) * {total};
 {body}
       }}
     }}"""

@@ -50,7 +50,6 @@ def _near(name: str) -> Callable[[Expr], Expr]:
 #: Functions that are near enough where results are rounded to 16 bits: half of the instructions, or fewer.
 _NEAR: Mapping[str, Callable[[Expr], Expr]] = {
     "erf": _near("erf"),
-    "gelu": lambda value: 0.5 * value * (1.0 + _near("erf")(value * math.sqrt(0.5))),
     "sigmoid": _near("sigmoid"),
     "silu": lambda value: value * _near("sigmoid")(value),
     "tanh": lambda value: 2.0 * _near("sigmoid")(2.0 * value) - 1.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,6 +10,7 @@ from codegen.tir.lowered import identifier
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import makes_16_bits
 from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Reduction, Tensor, Value
+from sokoban.language.functions import FUNCTIONS, expanded
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
@@ -24,22 +24,12 @@ _FUNCTIONS = {
     "pow": "powf",
 }  # fmt: skip
 
-#: Functions put together of others.
-COMPOSED = {
-    "neg": "(-{0})",
-    "not": "(!{0})",
-    "rsqrt": "(1.0f / sqrtf({0}))",
-    "relu": "fmaxf({0}, 0.0f)",
-    "sigmoid": "(1.0f / (1.0f + __expf(-{0})))",
-    "silu": "({0} / (1.0f + __expf(-{0})))",
-    "gelu": f"(0.5f * {{0}} * (1.0f + erff({{0}} * {math.sqrt(0.5)!r}f)))",
-    "select": "({0} ? {1} : {2})",
-}
+#: Other functions by their text.
+WRITTEN = {"neg": "(-{0})", "not": "(!{0})", "select": "({0} ? {1} : {2})"}
 
 #: The same and some more where what they make is rounded to 16 bits, by functions that are near enough for that.
-NEAR_COMPOSED = COMPOSED | {
+NEAR_WRITTEN = WRITTEN | {
     "erf": "near_erf({0})",
-    "gelu": f"(0.5f * {{0}} * (1.0f + near_erf({{0}} * {math.sqrt(0.5)!r}f)))",
     "sigmoid": "near_sigmoid({0})",
     "silu": "({0} * near_sigmoid({0}))",
     "tanh": "fmaf(2.0f, near_sigmoid(2.0f * {0}), -1.0f)",
@@ -81,8 +71,8 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
         result: of the variable with what was summed.
     """
     results = {form.reductions[0].tensor: result}
-    composed = NEAR_COMPOSED if makes_16_bits(form.expr) else COMPOSED
-    return value_text(form.final.value, form.expr.tensor_by_name, axes, results, composed)
+    written = NEAR_WRITTEN if makes_16_bits(form.expr) else WRITTEN
+    return value_text(form.final.value, form.expr.tensor_by_name, axes, results, written)
 
 
 def value_text(
@@ -90,7 +80,7 @@ def value_text(
     tensors: Mapping[str, Tensor],
     axes: Mapping[str, str],
     results: Mapping[str, str],
-    composed: Mapping[str, str] = COMPOSED,
+    written: Mapping[str, str] = WRITTEN,
 ) -> str:
     """A point-wise value at one element, in float32.
 
@@ -98,7 +88,8 @@ def value_text(
         tensors: what it reads, by name.
         axes: the names of the variables that hold the element's place.
         results: by tensors that lie nowhere, the variables that hold their element.
-        composed: functions put together of others, by what they are called.
+        written: texts of functions that are no operator and no function of CUDA; what is missing in all of these is
+            written as it is defined.
     """
 
     def text(value: Value) -> str:
@@ -114,16 +105,18 @@ def value_text(
             element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
             return READ[tensor.dtype].format(element)
         assert not isinstance(value, Reduction)
-        return _call(value, [text(argument) for argument in value.arguments], composed)
+        if value.function not in written and FUNCTIONS[value.function].value is not None:
+            return text(expanded(value))
+        return _call(value, [text(argument) for argument in value.arguments], written)
 
     return text(value)
 
 
-def _call(call: Call, arguments: list[str], composed: Mapping[str, str]) -> str:
+def _call(call: Call, arguments: list[str], written: Mapping[str, str]) -> str:
     if call.function == "pow" and call.arguments[1] == Constant(2.0):
         return f"({arguments[0]} * {arguments[0]})"
     if call.function in _BINARY:
         return f"({arguments[0]} {_BINARY[call.function]} {arguments[1]})"
-    if call.function in composed:
-        return composed[call.function].format(*arguments)
+    if call.function in written:
+        return written[call.function].format(*arguments)
     return f"{_FUNCTIONS[call.function]}({', '.join(arguments)})"

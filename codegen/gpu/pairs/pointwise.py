@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from codegen.gpu.matrix.final_text import COMPOSED, NEAR_COMPOSED, POINTERS, value_text
+from codegen.gpu.matrix.final_text import NEAR_WRITTEN, POINTERS, WRITTEN, value_text
 from codegen.tir.lowered import identifier
 from sokoban.kernel.pair import ProductPair
 from sokoban.language.expression import AffineIndex, Load, Value
@@ -59,7 +59,7 @@ def final_text(kernel: ProductPair, *, is_rounded: bool = False) -> str:
 
 def _text(kernel: ProductPair, value: Value, columns: str, results: Mapping[str, str], is_rounded: bool = False) -> str:
     axes = {**batch_names(kernel), kernel.row: "row", columns: "column"}
-    composed = NEAR_COMPOSED if is_rounded else COMPOSED
+    composed = NEAR_WRITTEN if is_rounded else WRITTEN
     return value_text(value, kernel.expr.tensor_by_name, axes, results, composed)
 
 

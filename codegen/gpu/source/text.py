@@ -41,7 +41,8 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
     a lowering wrote itself as it stands."""
     if lowered.text:
         return lowered.text
-    return paired_words(_whole_warps(_source(lowered, _target("cuda", architecture, 32), parameters), lowered))
+    source = _source(lowered, _target("cuda", architecture, 32), parameters)
+    return paired_words(_whole_warps(_bits_of_constants(source), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
@@ -50,6 +51,19 @@ def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 
         return lowered.text
     source = _exact_constants(_source(lowered, _target("opencl", "", wavefront), parameters), lowered)
     return with_device_functions(source)
+
+
+#: The bits of a float32 by the address of a number, which has none: TVM rounds constants to bfloat16 so.
+_ADDRESS_OF_CONSTANT = re.compile(r"\(\*\(uint \*\)\(&\((-?(?:[\d.][^()&]*|CUDART_\w+))\)\)\)")
+
+
+def _bits_of_constants(source: str) -> str:
+    """CUDA source in which constants have no addresses.
+
+    >>> _bits_of_constants("(*(uint *)(&(0x1p+0f/*1.0e+00*/))) >> (uint)16; (*(uint *)(&(v_1)))")
+    '__float_as_uint(0x1p+0f/*1.0e+00*/) >> (uint)16; (*(uint *)(&(v_1)))'
+    """
+    return _ADDRESS_OF_CONSTANT.sub(r"__float_as_uint(\1)", source)
 
 
 #: A floating-point constant as TVM's own language writes it, with all digits.
@@ -148,7 +162,7 @@ _SCALAR_BYTES = {
 }
 _C_BYTES = _SCALAR_BYTES | {
     f"{name}{lanes}": size * lanes
-    for name, size in {"half": 2, "int": 4, "uint": 4, "float": 4, "double": 8}.items()
+    for name, size in {**_SCALAR_BYTES, "uint": 4}.items()
     for lanes in (2, 4, 8)
 }
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from daydream.graph.graph import Mark, TaskGraph, TaskKind, ThreadKind, matching
+from daydream.graph.graph import Mark, TaskGraph, TaskKind, ThreadKind
+from daydream.trace.collectives import collective_word
 from daydream.trace.dtypes import element_bytes
-from daydream.trace.trace import NONE, Floats, Ints, argument
+from daydream.trace.trace import NONE, Category, Floats, Ints, argument
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
@@ -227,14 +229,49 @@ def numbers(field: str, text: str) -> list[float]:
 
 # Collectives in the graph
 
-_ALL_REDUCE = r"all_?reduce"
-_COLLECTIVE_CALL = re.compile(r"(nccl|rccl|c10d|gloo)::?|record_param_comms")
+_ALL_REDUCE = "allreduce"
+_COLLECTIVE_CALL = re.compile(r"(nccl|rccl|c10d|gloo|xccl|ucc)::?|record_param_comms$")
 
 
 def all_reduces(graph: TaskGraph) -> Ints:
     """Rows of all-reduce tasks, recorded (kernels on a stream) and inserted (on a channel) alike."""
     chosen = (graph.kind == TaskKind.COMMUNICATION) & (graph.mark == Mark.NONE) & (graph.thread_kinds[graph.thread] > 0)
-    return np.flatnonzero(chosen & matching(graph.names, _ALL_REDUCE)[graph.name])
+    rows = np.flatnonzero(chosen)
+    return rows[np.array([collective_kind(graph, row) == _ALL_REDUCE for row in rows.tolist()], np.bool_)]
+
+
+def collective_kind(graph: TaskGraph, row: int) -> str:
+    """A collective's kind in NCCL's words (``allreduce``, ``reducescatter``, ...), empty where nothing says.
+
+    By the profiler's "Collective name", then by the calls around its launch, then by its name.
+    """
+    said = collective_arguments(graph, row)
+    return collective_word(said.get("Collective name"), said.get("call"), graph.text(row))
+
+
+def collective_arguments(graph: TaskGraph, row: int) -> dict[str, Any]:
+    """What the trace says of a collective: its own arguments, then those of the calls around its launch.
+
+    The innermost call's name is the argument ``call``.
+    """
+    trace = graph.trace
+    if trace is None:
+        return {}
+    event = int(graph.event[row])
+    said = dict(trace.arguments[event]) if event != NONE else {}
+    if "Collective name" in said:
+        return said
+    call = int(graph.launch[row])
+    above = int(graph.event[call]) if call != NONE else int(graph.operator[row])
+    while above != NONE:
+        name = trace.text(above)
+        if trace.category[above] in (Category.OPERATOR, Category.ANNOTATION) and _COLLECTIVE_CALL.match(name):
+            said.setdefault("call", name)
+            said = {**trace.arguments[above], **said}
+            if name == "record_param_comms":
+                break
+        above = int(graph.enclosing[above])
+    return said
 
 
 def recorded_collectives(graph: TaskGraph) -> Ints:
@@ -246,8 +283,8 @@ def recorded_collectives(graph: TaskGraph) -> Ints:
 def message_bytes(graph: TaskGraph, rows: Ints) -> Floats:
     """Bytes that each of these collectives works on, NaN where nothing says.
 
-    From the task where a pass wrote it, else from the kernel's own "In msg nelems" and "dtype" (newer profilers),
-    else from the input dimensions that the calls around its launch recorded (``nccl:all_reduce``,
+    From the task where a pass wrote it, else from "In msg nelems" and "dtype" of the kernel or of the calls around its
+    launch (newer profilers), else from the input dimensions that these calls recorded (``nccl:all_reduce``,
     ``record_param_comms``), the innermost first.
     """
     sizes = graph.bytes[rows].copy()
@@ -261,11 +298,10 @@ def _recorded_bytes(graph: TaskGraph, row: int) -> float:
     trace = graph.trace
     if trace is None:
         return np.nan
-    if graph.event[row] != NONE:
-        arguments = trace.arguments[graph.event[row]]
-        elements = argument(arguments, "In msg nelems", "in msg nelems")
-        if elements:
-            return float(elements) * element_bytes(argument(arguments, "dtype"))
+    said = collective_arguments(graph, row)
+    elements = argument(said, "In msg nelems", "in msg nelems")
+    if isinstance(elements, int | float) and elements > 0:
+        return float(elements) * element_bytes(argument(said, "dtype"))
     call = int(graph.launch[row])
     above = int(graph.event[call]) if call != NONE else int(graph.operator[row])
     while above != NONE:

@@ -1,7 +1,7 @@
 """What kernels are by their names, operators and layers (thesis 4.4.4: select by keyword and by layer).
 
-Names are those of cuDNN, cuBLAS, CUTLASS, MIOpen, ATen and Triton. A name that says nothing is judged by the operator
-that launched it, then by its layer.
+Names are those of cuDNN, cuBLAS, CUTLASS, ATen and Triton, and AMD's of MIOpen, Tensile, composable kernel and
+AOTriton. A name that says nothing is judged by the operator that launched it, then by its layer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from daydream.trace.trace import NONE, Category, Ints
 Mask = NDArray[np.bool_]
 
 _CONVOLUTION = re.compile(
-    r"conv(?!ert)|[shb]cudnn_|winograd|[dw]grad(?!ient)|fprop|im2col|gcgemm|fft2d|cudnn::cnn|igemm_(fwd|bwd|wrw)", re.I
+    r"conv(?!ert)|[shb]cudnn_|winograd|[dw]grad(?!ient)|fprop|im2col|im2d2col|gcgemm|fft2d|cudnn::cnn"
+    r"|igemm_(fwd|bwd|wrw)",
+    re.I,
 )
-_GEMM = re.compile(r"gemm|gemv|nvjet|Cijk_|wgmma|tensorop|cublas(?!.*split_?k_?reduce)", re.I)
-_ATTENTION = re.compile(r"flash_(fwd|bwd|attn)|fmha|attention_kernel|fused_attention", re.I)
+_GEMM = re.compile(
+    r"gemm|gemv|nvjet|Cijk_|wgmma|(?<!sub)tensorop|cublas(?!.*split_?k_?reduce)|wvsplitk|matmul_kernel", re.I
+)
+_ATTENTION = re.compile(
+    r"flash_(fwd|bwd|attn)|fmha|mha_(fwd|bwd)|attention_kernel|fused_attention|attn_(fwd|bwd)|unified_attention"
+    r"|bwd_kernel_(dk_?dv|dq|fuse)|attn_bwd",
+    re.I,
+)
 _MOVES_DATA = re.compile(
-    r"split_?k_?reduce|winograd\w*(data|filter|output|delta|tiles)|im2col|fft2d|nchwtonhwc|nhwctonchw|reduce_wgrad"
-    r"|computeoffsets|computeb?w?\w*offsets|elementwise|reduce_kernel",
+    r"split_?k_?reduce|winograd\w*(data|filter|output|delta|tiles)|im2col|im2d2col|fft2d|nchwtonhwc|nhwctonchw"
+    r"|batched_transpose|transpose_(nchw|cnhw|packed)|subtensorop|reduce_wgrad|computeoffsets|computeb?w?\w*offsets"
+    r"|elementwise|reduce_kernel|rocclr|postgsu|bwd_preprocess",
     re.I,
 )
 _BATCHNORM = re.compile(r"bn_fw|bn_bw|bn_inf|batch_?norm", re.I)
@@ -37,7 +46,6 @@ _ELEMENTWISE = re.compile(r"elementwise|pointwise|multi_tensor_apply|triton_poi_
 _FUSED_OPTIMIZER = re.compile(
     r"(adam|adamw|sgd|lamb|adagrad)\w*functor|fused_?(adam|sgd|adagrad|lamb)|rowwise_adagrad", re.I
 )
-_COLLECTIVE = re.compile(r"^(nccl|rccl|onecclk)", re.I)
 
 #: What :func:`is_elementwise` looks for, as a regular expression regardless of case.
 ELEMENTWISE = _ELEMENTWISE.pattern
@@ -78,14 +86,9 @@ def is_fused_optimizer(name: str) -> bool:
     return _FUSED_OPTIMIZER.search(name) is not None
 
 
-def is_collective(name: str) -> bool:
-    """Kernels of NCCL and its relatives."""
-    return _COLLECTIVE.match(name) is not None
-
-
 def is_within_device(name: str) -> bool:
     """Copies from a board's memory to its own."""
-    return "DtoD" in name or "Device -> Device" in name
+    return "DtoD" in name or "Device -> Device" in name or name.startswith("__amd_rocclr_copyBuffer")
 
 
 def is_compute_bound(name: str) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
 from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE
-from sokoban.language.expression import FLOAT8_DTYPES, AxisValue, Call, Constant, TensorExpr, walk
+from sokoban.language.expression import FLOAT8_DTYPES
 from sokoban.language.named.base import Operator, Program, Size
-from sokoban.language.parser import parse_program
 
 #: A number of keys or tokens, 0 for none.
 Count = Annotated[int, Meta(ge=0, le=MAX_AXIS_SIZE)]
@@ -203,72 +202,3 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
             dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype),
             default_dtype=self.output_dtype,
         )
-
-
-#: Statements of the program, before those of an epilogue.
-STATEMENTS = 7
-
-
-def attention_of(expr: TensorExpr) -> Attention | None:
-    """The attention that an expression is, an epilogue or none behind it, or None where it is anything else.
-
-    It is known where it is written with the statements and the names of :meth:`Attention.program`.
-
-    >>> from sokoban.language.operators import operator_from_data
-    >>> data = {"op": "attention", "b": 1, "heads": 4, "queries": 8, "head_dim": 16, "causal": True, "window": 3}
-    >>> found = attention_of(operator_from_data(data))
-    >>> found.heads, found.key_count, found.causal, found.window, found.dtype
-    (4, 8, True, 3, 'float32')
-    """
-    names = [statement.tensor for statement in expr.statements[:STATEMENTS]]
-    if names != ["Scores", "Logits", "Peak", "E", "Total", "P", "Y"]:
-        return None
-    return operator_written(Attention, expr, STATEMENTS)
-
-
-class Written(Protocol):
-    """An operator that writes a program: attention, or a gradient of it."""
-
-    @property
-    def dtype(self) -> str:
-        """Element type of the tensors that the program says nothing of."""
-
-    def program(self) -> Program:
-        """The operator in the expression language."""
-
-
-def program_expression(operator: Written, name: str) -> TensorExpr:
-    """The expression of an operator, by a name."""
-    program = operator.program()
-    return parse_program(
-        program.text, program.sizes, program.dtypes, name=name, shapes=program.shapes,
-        default_dtype=program.default_dtype or operator.dtype, external_shapes=program.external_shapes,
-    )  # fmt: skip
-
-
-_Written = TypeVar("_Written", bound=Written)
-
-
-def operator_written(kind: type[_Written], expr: TensorExpr, statements: int, **keys: str) -> _Written | None:
-    """The operator of a ``kind`` with ``keys`` of its own that writes the first ``statements`` of an expression, or
-    None where there is no such one. The second of them has the scale and the mask."""
-    sizes, tensors = expr.sizes, expr.tensor_by_name
-    if not {"Q", "K", "V"} <= set(tensors) or not {"b", "h", "i", "j", "d", "e"} <= set(sizes):
-        return None
-    data: dict[str, Any] = {
-        "b": sizes["b"], "heads": sizes.get("g", 1) * sizes["h"], "kv_heads": sizes.get("g", sizes["h"]),
-        "queries": sizes["i"], "keys": sizes["j"], "head_dim": sizes["d"], "value_dim": sizes["e"],
-        "dtype": tensors["Q"].dtype, **keys,
-    }  # fmt: skip
-    nodes = list(walk(expr.statements[1].value))
-    data["scale"] = next((node.value for node in nodes if isinstance(node, Constant) and node.value != -math.inf), 1.0)
-    calls = {node.function: node.arguments for node in nodes if isinstance(node, Call)}
-    data["causal"] = "select" in calls
-    if "gt" in calls and isinstance(calls["gt"][1], AxisValue):
-        data["window"] = sizes["j"] - sizes["i"] - calls["gt"][1].index.offset
-    try:
-        operator = msgspec.convert(data, kind)
-        written = program_expression(operator, expr.name)
-    except (InputError, msgspec.ValidationError):
-        return None
-    return operator if written.statements == expr.statements[:statements] else None

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sokoban.language.expression import TensorExpr
-from sokoban.language.named.attention import AttentionSizes, operator_written
+from sokoban.language.named.attention import AttentionSizes
 from sokoban.language.named.base import Program
 
 #: What a gradient is of.
 Subject = Literal["queries", "keys"]
-
-#: Tensors of the statements of the program, by what the gradient is of.
-_COMMON = ["Scores", "Logits", "P", "dP", "dS"]
-_STATEMENTS = {"queries": [*_COMMON, "dQ"], "keys": [*_COMMON, "dK", "dV", "dKV"]}
 
 
 class AttentionGradient(AttentionSizes, tag="attention_gradient", kw_only=True, frozen=True):
@@ -68,27 +63,3 @@ class AttentionGradient(AttentionSizes, tag="attention_gradient", kw_only=True, 
             bias_axes={"h": ("g", "h"), "g": ()} if self.shares_keys and not of_keys else {},
             dtypes={"L": "float32", "D": "float32"},
         )
-
-
-def attention_gradient_of(expr: TensorExpr) -> AttentionGradient | None:
-    """The gradient of attention that an expression is, or None where it is anything else.
-
-    It is known where it is written with the statements and the names of :meth:`AttentionGradient.program`.
-
-    >>> from sokoban.language.operators import operator_from_data
-    >>> data = {"op": "attention_gradient", "of": "keys", "b": 1, "heads": 4, "kv_heads": 2, "queries": 8,
-    ...         "head_dim": 16, "causal": True, "window": 3}
-    >>> found = attention_gradient_of(operator_from_data(data))
-    >>> found.of, found.heads, found.key_heads, found.window
-    ('keys', 4, 2, 3)
-    """
-    names = [statement.tensor for statement in expr.statements]
-    for of, statements in _STATEMENTS.items():
-        if names[: len(statements)] == statements:
-            return operator_written(AttentionGradient, expr, len(statements), of=of)
-    return None
-
-
-def statement_count(of: Subject) -> int:
-    """Statements of the program, before those of an epilogue."""
-    return len(_STATEMENTS[of])

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias
 
 from msgspec import Meta, Struct
 
 from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE
+from sokoban.language.functions import FUNCTIONS
 from sokoban.language.names import unused_name
 
 #: Sizes of axes and shapes of tensors in JSON.
@@ -24,7 +25,11 @@ OutputDType = Literal["float16", "bfloat16", "float32", "float64", "int32"]
 #: Element types of a tensor of an expression.
 AnyDType = Literal["float16", "bfloat16", "float32", "float64", "int8", "int32", "float8_e4m3fn", "float8_e5m2"]
 Accumulate = Literal["float32", "float64", "int32"]
-Activation = Literal["relu", "gelu", "tanh", "sigmoid", "silu"]
+
+if TYPE_CHECKING:
+    Activation: TypeAlias = str
+else:
+    Activation = Literal[tuple(name for name, function in FUNCTIONS.items() if function.is_activation)]
 
 
 class BiasAdd(Struct, tag_field="function", tag="bias_add", forbid_unknown_fields=True, frozen=True):
@@ -91,6 +96,29 @@ class Operator(Struct, tag_field="op", forbid_unknown_fields=True, kw_only=True,
     accumulate: Accumulate | None = None
     allow_tf32: bool = False
     epilogue: tuple[EpilogueStep, ...] = ()
+
+
+class NamedProgram(Protocol):
+    """An :class:`Operator` as the language sees it: the keys that all have, and the program that it writes."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensors that the program says nothing of."""
+
+    @property
+    def accumulate(self) -> Accumulate | None:
+        """The dtype of the arithmetic; None for the usual one."""
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether products of float32 may round their operands."""
+
+    @property
+    def epilogue(self) -> tuple[EpilogueStep, ...]:
+        """Steps behind the program, in order."""
+
+    def program(self) -> Program:
+        """The operator in the expression language, without its epilogue."""
 
 
 # Epilogues

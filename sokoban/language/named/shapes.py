@@ -5,21 +5,27 @@ Their axes are ``i0``, ``i1``, ...
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
 from hal.support.errors import InputError
+from sokoban.language.functions import FUNCTIONS
 from sokoban.language.named.base import Operator, Program, Shape, by
 
-Unary = Literal[
-    "abs", "ceil", "cos", "erf", "exp", "floor", "gelu", "log", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin",
-    "sqrt", "tanh",
-]  # fmt: skip
-Binary = Literal["add", "sub", "mul", "div", "pow", "min", "max"]
+#: Functions of one tensor, and of two.
+UNARY, BINARY = (
+    tuple(name for name, function in FUNCTIONS.items() if function.is_elementwise and function.arity == arity)
+    for arity in (1, 2)
+)
+
+if TYPE_CHECKING:
+    Unary: TypeAlias = str
+    Binary: TypeAlias = str
+else:
+    Unary, Binary = Literal[UNARY], Literal[BINARY]
 
 
 class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
@@ -69,7 +75,7 @@ class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):
         return Program(text=text, sizes=dict(zip(names, common, strict=True)), output="Y", axes=names, stem=stem)
 
     def _input_shapes(self) -> list[tuple[int, ...]]:
-        binary = self.function in typing.get_args(Binary)
+        binary = self.function in BINARY
         if (self.shape is None) == (self.shapes is None):
             raise InputError(
                 "shape", "exactly one of shape and shapes is needed", "write shape for operands of one shape"

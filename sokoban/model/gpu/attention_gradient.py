@@ -13,7 +13,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import (
@@ -116,7 +116,7 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
     results, shares = sum(_result_widths(kernel, schedule)), schedule.shares
     # Of two shares one computes logits alone, the other their gradients, too; the mean of both.
     dots = depth + width / shares
-    by_name = {tensor.name: float(tensor.size_bytes) for tensor in kernel.inputs}
+    by_name = {name: float(tensor.size_bytes) for name, tensor in zip(GRADIENT_INPUTS, kernel.inputs, strict=True)}
     keys, queries = by_name["K"] + by_name["V"], sum(by_name[name] for name in ("Q", "dY", "L", "D"))
     own, walked = (keys, queries) if kernel.is_of_keys else (queries, keys)
     row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from codegen.bundle.operators import operator_of
 from codegen.bundle.records import FORMAT, Argument, Manifest
+from sokoban.kernel.form import kernel_form
 from sokoban.language.expression import TensorExpr, statement_text
 from sokoban.language.operators import operator_from_data
+from tests.sokoban.attention_spellings import Spelling, attention_spellings, gradient_spellings
 
 MATMUL = {"op": "matmul", "m": 65, "n": 33, "k": 17, "epilogue": ["relu"]}
 DEPTHWISE = {"op": "depthwise_conv2d", "n": 1, "c": 8, "h": 9, "w": 7, "kh": 3, "kw": 3, "padding": 1}
@@ -45,6 +49,19 @@ def test_an_operator_reads_back_as_it_was_written(data: dict[str, Any]) -> None:
     assert again.statements == expr.statements and again.sizes == expr.sizes
     assert [tensor.shape for tensor in again.tensors] == [tensor.shape for tensor in expr.tensors]
     assert [tensor.caller_shape for tensor in again.inputs] == [tensor.caller_shape for tensor in expr.inputs]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.one_of(attention_spellings(), gradient_spellings()))
+def test_attention_reads_back_as_the_operator_that_it_is(spelling: Spelling) -> None:
+    for data in (spelling.named, spelling.written):
+        expr = operator_from_data(data)
+        again = operator_of(manifest_of(expr))
+        assert again.origin is not None and kernel_form(again).kind == kernel_form(expr).kind
+        assert kernel_form(again).flops == kernel_form(expr).flops
+        assert {own: again.origin.name(own) for own in spelling.names} == {
+            own: expr.origin.name(own) if expr.origin else own for own in spelling.names
+        }
 
 
 def test_filters_lose_the_dimension_that_only_callers_know() -> None:

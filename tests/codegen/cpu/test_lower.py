@@ -57,6 +57,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "softmax": ({"op": "softmax", "shape": [7, 300]}, {}),
     "softmax over a middle axis": ({"op": "softmax", "shape": [3, 10, 39], "axis": 1}, {}),
     "layer norm": ({"op": "layer_norm", "shape": [7, 130]}, {}),
+    "triangle times a matrix": (
+        {"expr": "Y[i,j] = sum(k, select(k <= i, A[i,k], 0.5) * B[k,j])", "sizes": {"i": 50, "j": 70, "k": 33}}, {},
+    ),
+    "selection of what lies outside": (
+        {"expr": "Y[i,j] = select(i > 0 and j < 60, X[i - 1, j | pad=2], 3)", "sizes": {"i": 9, "j": 70},
+         "shapes": {"X": [8, 60]}}, {},
+    ),
     "gelu": ({"op": "elementwise", "function": "gelu", "shape": [9, 41]}, {}),
     "tanh": ({"op": "elementwise", "function": "tanh", "shape": [9, 41]}, {}),
     "silu": ({"op": "elementwise", "function": "silu", "shape": [9, 41]}, {}),
@@ -106,6 +113,19 @@ def test_copies_and_scattered_results_go_through_vectors() -> None:
     assembly = built(form, schedule).assembly
     # Sixteen columns of each of nine panels would be 256 insertions one by one, and 16 vectors of results 256 stores.
     assert assembly.count("vinsertps") < 64 and assembly.count("vextractps") < 64
+
+
+@pytest.mark.parametrize(
+    ("value", "branches"),
+    [("select(k <= i, A[i,k], 0) * B[k,j]", False), ("select(k <= i, A[i,k - 1 | pad=0], 0) * B[k,j]", True)],
+)
+def test_lanes_choose_where_both_sides_may_be_computed(value: str, branches: bool) -> None:
+    operator = {"expr": f"Y[i,j] = sum(k, {value})", "sizes": {"i": 50, "j": 70, "k": 33}, "shapes": {"A": [50, 33]}}
+    form = form_of(**operator)
+    lowered = lower(LoweringRequest(form, schedule_for(form, cached=False), "kernel", host()))
+    script = lowered.module.script()
+    assert "T.Select" in script or branches
+    assert ("T.if_then_else" in script) == branches
 
 
 def test_operands_of_several_turns_are_not_kept_in_registers() -> None:

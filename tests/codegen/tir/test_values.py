@@ -12,7 +12,8 @@ from codegen.gpu.source.text import opencl_source
 from codegen.tir.values import affine, constant, identity
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.language.expression import FUNCTIONS, AffineIndex
+from sokoban.language.expression import AffineIndex
+from sokoban.language.functions import FUNCTIONS
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import lower
@@ -39,7 +40,7 @@ def source_of(form: KernelForm) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("function", NUMERIC)
 def test_a_function_is_computed_as_the_reference_does(function: str, dtype: str) -> None:
-    arguments = ", ".join(["X[i]", "Z[i]"][: FUNCTIONS[function]])
+    arguments = ", ".join(["X[i]", "Z[i]"][: FUNCTIONS[function].arity])
     text = f"Y[i] = neg({arguments})" if function == "neg" else f"Y[i] = {function}({arguments})"
     form = form_of(text, dtype)
     result = verify(form, flat(form), full_size=True)

@@ -74,19 +74,8 @@ def product(dtype: str) -> tuple[str, Inputs, tuple[RecordedTensor, ...]]:
 def test_products_by_way_of_tf32_are_between_float32_and_16_bits() -> None:
     single, half = product("float"), product("c10::BFloat16")
     for board in (A100, H100):
-        rounded = seconds(single, board, tf32=True)
+        rounded = seconds(single, board, tf32_products=True)
         assert 1.5 * seconds(half, board) < rounded < seconds(single, board) / 3
     # A board without TF32 multiplies float32, and 16 bits stay what they are.
-    assert seconds(single, V100, tf32=True) == seconds(single, V100)
-    assert seconds(half, A100, tf32=True) == seconds(half, A100)
-
-
-def test_convolutions_by_way_of_tf32_take_twice_those_of_16_bits() -> None:
-    def convolution(dtype: str) -> tuple[str, Inputs, tuple[RecordedTensor, ...]]:
-        data, weights = tensor(32, 256, 28, 28, dtype=dtype), tensor(256, 256, 3, 3, dtype=dtype)
-        values = ("", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1")
-        return "aten::convolution", Inputs((data, weights, *[None] * 7), values), (data,)
-
-    rounded = seconds(convolution("float"), A100, tf32=True)
-    assert rounded == pytest.approx(2 * seconds(convolution("c10::Half"), A100))
-    assert rounded < seconds(convolution("float"), A100)
+    assert seconds(single, V100, tf32_products=True) == seconds(single, V100)
+    assert seconds(half, A100, tf32_products=True) == seconds(half, A100)

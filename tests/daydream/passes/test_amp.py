@@ -48,7 +48,14 @@ def test_names_decide_where_no_sizes_are_known():
 
 def test_sizes_decide_where_they_are_known():
     # 2 n^3 FLOP over 12 n^2 bytes: 341 FLOP a byte; with one row 0.5.
-    assert durations(amp(products())) == [20, 3, 30, 30]
+    assert durations(amp(products(), price=False, casts=False)) == [20, 3, 30, 30]
+
+
+def test_a_reduction_of_few_blocks_saves_its_bytes_alone():
+    # 8 MB take 10 µs: of 60 µs the most is no traffic.
+    some = recorded([operator("aten::sum", [[2048, 1024], [0], [], []], ["float", "", "", ""], kernels=[("r", 60)])])
+    saved = 0.5 * 4 * (2048 + 1) * 1024 / V100.dram.bandwidth_bytes_per_second * 1e6
+    assert durations(amp(some, single=False)) == pytest.approx([60 - saved], rel=0.02)
 
 
 def test_what_cannot_gain_stays():
@@ -98,23 +105,91 @@ def test_without_tensor_cores_arithmetic_is_no_faster():
     assert durations(amp(by_name("sgemm", "relu"), device="p100", tensor_cores="yes")) == [20, 30]
 
 
+def test_products_take_rollers_ratio_unless_a_factor_is_given():
+    single, half = (library_time(SQUARE | {"dtype": dtype}, V100).seconds for dtype in ("float32", "float16"))
+    changed = durations(amp(products(), casts=False))
+    # The product with one row is bound by memory, and so is relu.
+    assert changed == pytest.approx([60 * half / single, 3, 30, 30])
+    assert durations(amp(products(), casts=False, compute_factor=6)) == [10, 3, 30, 30]
+
+
+def test_a_board_at_its_power_limit_is_compared_with_itself():
+    t4 = load_device("t4")
+    single, half = (library_time(SQUARE | {"dtype": dtype}, t4).seconds * 1e6 for dtype in ("float32", "float16"))
+    dims = [[2048, 2048], [2048, 2048]]
+
+    def after(recorded_us: float) -> float:
+        some = recorded([operator("aten::mm", dims, kernels=[("volta_sgemm", recorded_us)])])
+        return durations(amp(some, device="t4", casts=False))[0]
+
+    # As fast as at full clock, a little slower than that, and slower than the limit leaves.
+    assert after(0.9 * single) == pytest.approx(0.9 * half)
+    assert after(1.05 * single) == pytest.approx(half)
+    assert half < after(3 * single) < 3 * half
+
+
 def test_price_takes_rollers_ratio():
     single, half = (library_time(SQUARE | {"dtype": dtype}, V100).seconds for dtype in ("float32", "float16"))
-    outcome = amp(products(), price=True)
+    outcome = amp(products(), price="yes", casts=False)
     assert durations(outcome)[:2] == pytest.approx([60 * half / single, 6 * half / single])
     assert any("4 of 4 kernels take Roller's ratio" in note for note in outcome.notes)
-    assert durations(amp(products(), price=True, tensor_cores="no"))[0] == 60
+    assert durations(amp(products(), price="yes", tensor_cores="no", casts=False))[0] == 60
 
 
 def test_casts_stand_before_forward_products():
-    plain, cast = amp(products()).graph, amp(products(), casts=True).graph
+    plain, cast = amp(products(), casts=False).graph, amp(products()).graph
     names = [cast.text(row) for row in cast.select(gpu=True)]
-    assert names == ["cast weights to half", "volta_sgemm", "splitKreduce", *names[3:]]
-    assert names.count("cast weights to half") == 2
-    assert (cast.edge_kind == Dependency.LAUNCH).sum() == (plain.edge_kind == Dependency.LAUNCH).sum() + 2
+    # The batch comes in float32; what products make is in half precision.
+    assert names[:4] == ["cast weights to half", "cast input to half", "volta_sgemm", "splitKreduce"]
+    assert names.count("cast weights to half") == 2 and names.count("cast input to half") == 1
+    assert (cast.edge_kind == Dependency.LAUNCH).sum() == (plain.edge_kind == Dependency.LAUNCH).sum() + 3
     # 6 bytes for each of 2048^2 weights, and the start of the kernel.
     seconds = 6 * 2048**2 / V100.dram.bandwidth_bytes_per_second + V100.launch_overhead_seconds
     assert cast.duration_us[cast.select(name="cast weights")].tolist() == pytest.approx([seconds * 1e6] * 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_MT256x192x64",
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x64",
+        "Cijk_Ailk_Bljk_B_BS_BH_Bias_HA_S_SAV",
+        "Cijk_Ailk_Bjlk_HB_MT64x64x16",
+        "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT",
+        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN",
+        "nvjet_sm100_qqtst_128x256_128x6",
+        "_ZN2ck27kernel_gemm_xdl_cshuffle_v1INS_13GridwiseGemmIDF16_DF16_",
+        "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex0",
+        "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn",
+    ],
+)
+def test_kernels_in_16_bits_stay(name):
+    assert durations(amp(by_name(name))) == [60]
+
+
+@pytest.mark.parametrize("name", ["Cijk_Ailk_Bljk_SB_MT128x64x8", "Cijk_Alik_Bljk_S_B_Bias_HA", "nvjet_sss_128x64"])
+def test_kernels_in_32_bits_gain(name):
+    assert durations(amp(by_name(name))) == [20]
+
+
+@pytest.mark.parametrize("device", ["auto", "v100"])
+def test_types_of_operators_tell_what_names_do_not(device):
+    half, single = ["c10::BFloat16"] * 3, ["float"] * 3
+    dims = [[8, 16, 512, 64]] * 3
+    calls = [
+        operator("aten::_flash_attention_forward", dims, half, kernels=[("attn_fwd", 60)]),
+        operator("triton_poi_fused_add_0", [[1024, 1024]] * 2, half[:2], kernels=[("triton_poi_fused_add_0", 60)]),
+        operator("aten::mm", [[2048, 2048]] * 2, single[:2], kernels=[("sgemm", 600)]),
+    ]
+    changed = durations(amp(recorded(calls), device=device, casts=False))
+    assert changed[:2] == [60, 60] and changed[2] < 300
+
+
+def test_a_step_in_mixed_precision_stays_as_it_is():
+    some = by_name("Cijk_Alik_Bljk_BBS_BH_MT256x192x64", "triton_red_fused_mul_0", "vectorized_elementwise_kernel")
+    outcome = amp(some)
+    assert outcome.graph is some
+    assert outcome.notes[0].startswith("the products of the step compute in 16 bits already")
 
 
 def test_bad_parameters_are_one_line():
@@ -127,7 +202,9 @@ def test_bad_parameters_are_one_line():
     with pytest.raises(InputError, match="device: no device is called"):
         amp(by_name("sgemm"), device="v1000")
     with pytest.raises(InputError, match="device: the trace does not say"):
-        amp(by_name("sgemm"), price=True)
+        amp(by_name("sgemm"), price="yes")
+    with pytest.raises(InputError, match="price: there is no 'maybe'; use auto, yes or no"):
+        amp(by_name("sgemm"), price="maybe")
 
 
 def test_an_empty_graph_stays_empty():

@@ -192,7 +192,7 @@ def test_a_fused_adam_has_no_temporaries() -> None:
 
 
 def test_amp_shortens_products_by_three_and_the_rest_by_two(before: Replay) -> None:
-    gain, most = applied(before, "amp")
+    gain, most = applied(before, "amp:price=no,casts=no,scaler=no")
     heavy = microseconds(F, "convolution") + microseconds(B, "convolution_backward")
     # Counters of batches are integers, sums stay in float32.
     light = microseconds(F) + microseconds(B) - heavy
@@ -202,6 +202,26 @@ def test_amp_shortens_products_by_three_and_the_rest_by_two(before: Replay) -> N
     # and indices as they were. Weights have halves, too, and so has the batch.
     weights = BODY + HEAD + (0 if is_recorded(before) else BUFFERS)
     assert most == peak(before, 5 / 2 + 1 / 8 + 1 / 2, weights / 2, of_batch=1 + 1 / 2)
+
+
+def test_a_scaler_reads_and_writes_every_gradient(before: Replay) -> None:
+    from roller.library.elementwise import kernel_seconds_floor
+
+    alone, _ = applied(before, "amp:price=no,casts=no,scaler=no")
+    scaled, _ = applied(before, "amp:price=no,casts=no")
+    moved = 2 * (BODY + HEAD) / BOARD.dram.bandwidth_bytes_per_second * 1e6
+    # Besides ten kernels of single numbers and a copy of the flag, for which the CPU waits before the update.
+    least = moved + 10 * kernel_seconds_floor(BOARD) * 1e6
+    assert least < scaled - alone < least + 400
+
+
+def test_casts_take_the_bytes_of_weights_and_gradients(before: Replay) -> None:
+    alone, _ = applied(before, "amp:price=no,casts=no,scaler=no")
+    cast, _ = applied(before, "amp:price=no,scaler=no")
+    maps = MAP // 4 * 6 / BOARD.dram.bandwidth_bytes_per_second * 1e6
+    weights = 2 * (BODY + HEAD) // 4 * 6 / BOARD.dram.bandwidth_bytes_per_second * 1e6
+    # The batch is cast, too; batch norms are done in half precision and leave nothing to cast.
+    assert cast - alone == pytest.approx(weights + maps, rel=0.1)
 
 
 def test_batch_norms_are_restructured(before: Replay) -> None:

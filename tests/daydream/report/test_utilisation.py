@@ -85,6 +85,26 @@ def test_every_figure_of_one_step() -> None:
     ]  # fmt: skip
 
 
+def test_kernels_achieve_flops_and_bytes_a_second_by_name_and_by_kind() -> None:
+    # The product reads and writes 12 MB, the activation 8 MB; the third kernel is of no known kind.
+    strange = operator("mine::op", [[4, 4]], kernels=[("my_kernel", 100.0)])
+    figures = figures_of(stepped([(0, 200), (1, 100), (2, 100)], operators=[PRODUCT, ACTIVATION, strange]))
+    assert [kind.name for kind in figures.kinds] == ["matrix product", "unknown", "element-wise"]
+    product, unknown, activation = figures.kinds
+    assert product.flops_per_second == pytest.approx(2e9 / 200e-6)
+    assert product.bytes_per_second == pytest.approx(12e6 / 200e-6)
+    assert activation.bytes_per_second == pytest.approx(8e6 / 100e-6)
+    assert math.isnan(unknown.flops_per_second) and math.isnan(unknown.bytes_per_second)
+    assert (figures.unknown, unknown.share) == (pytest.approx(0.25), pytest.approx(0.25))
+    assert figures.bandwidth == load_device("v100").dram.bandwidth_bytes_per_second
+    assert {kernel.name: kernel.kind for kernel in figures.kernels} == {
+        "volta_sgemm_128x64_nn": "matrix product", "elementwise_kernel": "element-wise", "my_kernel": "unknown",
+    }  # fmt: skip
+    record = figures.record()
+    assert record["kinds"][0]["bytes_per_second"] == pytest.approx(6e10)
+    assert record["unknown_share_of_gpu_time"] == pytest.approx(0.25)
+
+
 def test_the_mean_is_of_the_time_of_all_steps() -> None:
     # Steps of 202 and 402 µs, each with the same product in 200 and 400: variation sqrt(2) x 100 / 302.
     figures = figures_of(stepped([(0, 200)], [(1, 400)], operators=[PRODUCT, PRODUCT]), batch=4)

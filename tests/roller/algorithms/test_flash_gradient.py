@@ -91,6 +91,17 @@ def test_the_first_is_right(changes: dict[str, Any], device: DeviceSpec) -> None
     assert not result.needless
 
 
+@pytest.mark.usefixtures("opencl")
+@pytest.mark.parametrize("of", ["queries", "keys"])
+def test_by_matrix_instructions_it_has_a_scalar_twin(of: str) -> None:
+    program = programs(form_of(of=of, head_dim=64, queries=257, b=1), A100, 1)[0]
+    schedule = program.parts[0].schedule
+    assert isinstance(schedule, GradientSchedule) and schedule.instruction is not Instruction.FMA
+    result = verify_chain(program.check(), engine="opencl")
+    assert result.passed, result.reason
+    assert result.method == "opencl (scalar twin of the Tensor Core tiling)"
+
+
 def test_a_page_tells_why() -> None:
     form = form_of(kv_heads=4, head_dim=256)
     programs = find_programs(form, A100, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram
 from roller.explain.page import explain
 from roller.programs import Programs, find_programs
+from sokoban.kernel.form import MAX_REPEATED_POINTS
 from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
 
@@ -85,3 +87,12 @@ def test_a_page_tells_of_a_processor_too() -> None:
     programs = found(LAYERS, load_device("epyc-7763"), 2)
     page = " ".join(explain(programs, 1, programs.ranked(2)).split())
     assert "Kernel 2 of 2: makes Y" in page and "not tried, as its kernels are for lanes that are threads" in page
+
+
+def test_cut_down_it_has_as_many_kernels_as_before() -> None:
+    # Of small sizes one kernel would compute the sum again for every j.
+    broadcast = {"expr": "Y[i,j] = silu(sum(k, relu(X[k,i]))) * Z[j]", "sizes": {"i": 97, "j": 600, "k": 512}}
+    program = ranked(broadcast, V100, 1)[0]
+    check = program.check()
+    assert len(program.parts) == len(check.steps) == 2
+    assert math.prod(check.form.sizes.values()) < MAX_REPEATED_POINTS < 97 * 600 * 512

@@ -59,6 +59,13 @@ def test_where_it_cannot_gain_it_says_why(form: KernelForm, reason: str) -> None
     assert not considered.programs and reason in considered.declined
 
 
+def test_rows_that_read_along_their_columns_otherwise_are_not_cut() -> None:
+    text = "R[b] = sum(j, max(T[3*j], X[b,j])); Y[b,j] = max(T[3*j], X[b,j]) / (abs(R[b]) + 1)"
+    form = kernel_form(operator_from_data({"expr": text, "sizes": {"b": 1, "j": 524288}}))
+    considered = consider(PlacedForm(form, A100), construct(form, A100, 1).programs[0])
+    assert considered.declined == "j is not one dimension of all that it indexes"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -58,8 +58,8 @@ def test_eager_is_what_pytorch_launches_for_attention_written_out() -> None:
     rows, scores = 2 * 32 * 4096, 2 * 32 * 4096 * 4096
     keys, all_keys = 2 * 8 * 4096 * 128, 2 * 32 * 4096 * 128
     assert summary(LLAMA | {"algorithm": "eager"}) == [
-        ("repeat keys", (2 * (keys + all_keys), all_keys, all_keys, 0, 0)),
-        ("repeat values", (2 * (keys + all_keys), all_keys, all_keys, 0, 0)),
+        ("repeat keys", (2 * (keys + all_keys), all_keys, all_keys, 0, 0, 0)),
+        ("repeat values", (2 * (keys + all_keys), all_keys, all_keys, 0, 0, 0)),
         ("batch_matmul", (64, 4096, 4096, 128)),
         ("mul (number)", (scores,)),
         ("add", (scores,)),

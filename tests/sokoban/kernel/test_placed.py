@@ -75,3 +75,10 @@ def test_eight_bit_floats_need_a_board_that_multiplies_them() -> None:
     PlacedForm(product_of("float8_e4m3fn"), L4).check()
     with pytest.raises(InputError, match="has none for it"):
         PlacedForm(product_of("float8_e4m3fn"), V100).check()
+
+
+def test_eight_bit_floats_are_read_by_the_product_alone() -> None:
+    text = "C[i,j] = sum(k, A[i,k] * B[k,j]); Y[i,j] = C[i,j] + B[j,j]"
+    data = {"expr": text, "sizes": dict.fromkeys("ijk", 64), "dtypes": dict.fromkeys("AB", "float8_e5m2")}
+    with pytest.raises(InputError, match="float8_e5m2 of B is for the operands of the product alone"):
+        PlacedForm(form_of(**data), H200).check()

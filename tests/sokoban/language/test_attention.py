@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import pytest
 from hal.support.errors import InputError
 from sokoban.kernel.form import kernel_form
 from sokoban.language.expression import TensorExpr
-from sokoban.language.named.attention import attention_of
+from sokoban.language.named.attention import Attention
 from sokoban.language.operators import operator_from_data, operators_from_json
+from sokoban.language.recognition import recognised
 from sokoban.language.reference import evaluate, random_inputs
 
 Data = dict[str, Any]
@@ -116,11 +116,11 @@ def test_an_epilogue_sees_all_heads() -> None:
 @pytest.mark.parametrize("keys", CASES.values(), ids=CASES)
 def test_it_is_recognised_in_its_expression(keys: Data) -> None:
     data = BASE | keys
-    found = attention_of(operator_from_data(data | {"epilogue": ["relu"]}))
+    found = recognised(operator_from_data(data | {"epilogue": ["relu"]}).rewritten()).operator_as(Attention)
     assert found is not None
     window = data.get("window", 0) if data.get("window", 0) < data.get("keys", 7) else 0
     asked = (data.get("causal", False), window, data.get("scale", data["head_dim"] ** -0.5))
-    assert (found.causal, found.window, found.scale) == asked
+    assert (found.causal, found.window_size, found.factor) == asked
     assert (found.b, found.heads, found.key_heads) == (data["b"], data["heads"], data.get("kv_heads", data["heads"]))
     assert (found.queries, found.key_count, found.head_dim) == (data["queries"], data.get("keys", 7), 5)
     assert found.value_size == data.get("value_dim", 5)
@@ -128,14 +128,14 @@ def test_it_is_recognised_in_its_expression(keys: Data) -> None:
 
 def test_other_expressions_are_no_attention() -> None:
     expr = operator_from_data(BASE | {"causal": True})
-    assert attention_of(replace(expr, statements=expr.statements[:-1])) is None
+    assert recognised(expr.rewritten(statements=expr.statements[:-1])).origin is None
     text = (
         "Scores[i,j] = sum(d, Q[i,d] * K[j,d]); Logits[i,j] = Scores[i,j]; Peak[i] = max([j], Logits[i,j])\n"
         "E[i,j] = exp(Logits[i,j] - Peak[i]); Total[i] = sum([j], E[i,j]); P[i,j] = E[i,j] / Total[i]\n"
         "Y[i,e] = sum([j], P[i,j] * V[j,e])"
     )
-    assert attention_of(operator_from_data({"expr": text, "sizes": {"i": 3, "j": 4, "d": 5, "e": 6}})) is None
-    assert attention_of(operator_from_data({"op": "softmax", "shape": [4, 5]})) is None
+    assert operator_from_data({"expr": text, "sizes": {"i": 3, "j": 4, "d": 5, "e": 6}}).origin is None
+    assert recognised(operator_from_data({"op": "softmax", "shape": [4, 5]}).rewritten()).origin is None
 
 
 def test_nothing_is_computed_behind_it_in_the_same_kernel() -> None:

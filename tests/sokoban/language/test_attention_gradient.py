@@ -11,8 +11,9 @@ from hal.support.errors import InputError
 from sokoban.kernel.attention_gradient import gradient_flops
 from sokoban.kernel.form import kernel_form
 from sokoban.language.named.attention import AttentionSizes
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.operators import operator_from_data
+from sokoban.language.recognition import recognised
 from sokoban.language.reference import evaluate
 
 SIZES = {"b": 2, "heads": 4, "queries": 3, "keys": 5, "head_dim": 4, "value_dim": 6}
@@ -74,7 +75,7 @@ def test_values_are_differences_of_the_forward_pass(changes: dict[str, Any]) -> 
 @pytest.mark.parametrize("changes", CASES)
 def test_an_expression_is_known_again(changes: dict[str, Any], of: str) -> None:
     expr = written(SIZES | changes | {"dtype": "bfloat16"}, of)
-    found = attention_gradient_of(expr)
+    found = recognised(expr.rewritten()).operator_as(AttentionGradient)
     assert found is not None and isinstance(found, AttentionSizes)
     assert (found.of, found.heads, found.key_heads, found.dtype) == (of, 4, changes.get("kv_heads", 4), "bfloat16")
     assert found.factor == pytest.approx(changes.get("scale", 0.5))

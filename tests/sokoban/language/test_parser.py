@@ -164,6 +164,24 @@ def test_pad_in_the_brackets_goes_before_pad_of_the_tensor() -> None:
     assert by_offset == {-1: 0.5, 1: -math.inf, 0: None}  # never outside needs no pad
 
 
+@pytest.mark.parametrize(
+    ("dtype", "pad", "kept"),
+    [("float16", 0.3, 0.300048828125), ("bfloat16", -0.3, -0.30078125), ("float32", 0.3, 0.3), ("int8", -2.0, -2.0),
+     ("int8", math.inf, math.inf), ("float16", -math.inf, -math.inf)],
+)  # fmt: skip
+def test_a_pad_is_an_element_of_its_tensor(dtype: str, pad: float, kept: float) -> None:
+    expr = parse_program("Y[i] = X[i - 1]", {"i": 3}, {"X": dtype, "Y": "float32"}, pads={"X": pad}, shapes={"X": [3]})
+    assert _loads(expr.statements[0])[0].pad == kept
+
+
+@pytest.mark.parametrize(("pad", "shown"), [(-0.5, "-0.5"), (128.0, "128")])
+def test_what_pads_integers_is_one_of_them(pad: float, shown: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_program("Y[i] = X[i - 1]", {"i": 3}, {"X": "int8", "Y": "float32"}, pads={"X": pad}, shapes={"X": [3]})
+    problem = f"expr: {shown} pads X, whose elements are int8; pad by a whole number of int8"
+    assert str(caught.value) == problem
+
+
 def _loads(statement: Statement) -> list[Load]:
     from sokoban.language.expression import loads
 

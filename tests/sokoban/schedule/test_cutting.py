@@ -61,3 +61,10 @@ def test_what_one_product_reads_of_another_is_there_where_an_axis_has_two_parts_
     small = resize(form, {"i": 7, "j": 16, "k": 40})
     assert small.sizes == {"i": 7, "j": 40, "k": 40}
     assert [tensor.shape for tensor in small.expr.tensors if tensor.name == "H"] == [(7, 40)]
+
+
+def test_a_tensor_read_with_a_pad_and_without_one_holds_what_has_none() -> None:
+    # Over the whole operator the padded read goes further, over the one cut down the other.
+    text = "Y[i,j] = X[j,i] + X[3*i, j | pad=0]"
+    form = operator_form(parse_program(text, {"i": 20, "j": 500}, {}, shapes={"X": [500, 20]}))
+    assert resize(form, {"i": 2, "j": 40}).expr.inputs[0].shape[0] >= 40

@@ -12,7 +12,7 @@ from codegen.gpu.matrix.mma import mma_problem, mma_shared_bytes
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.verify.emulator import EmulatorError
-from codegen.verify.gpu import tile_twin, verify
+from codegen.verify.gpu import verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
@@ -108,7 +108,7 @@ def test_a_residual_is_added_before_the_cast() -> None:
 def test_verification_runs_the_text_itself_or_its_twin() -> None:
     form = form_of(op="matmul", m=300, n=200, k=160, epilogue=["relu"])
     schedule = schedule_of(form)
-    twin = tile_twin(schedule, form)
+    twin = schedule.scalar_twin(form)
     assert (twin.instruction, twin.threads_per_block) == ("fma", schedule.threads_per_block)
     emulated = verify(form, schedule, engine="emulator")
     assert emulated.passed

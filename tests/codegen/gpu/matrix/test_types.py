@@ -13,7 +13,7 @@ from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.tir.lowered import LoweringError
 from codegen.verify.emulator import run_cuda_on_cpu
-from codegen.verify.gpu import tile_twin, verify
+from codegen.verify.gpu import verify
 from hal.catalog import load_device
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
@@ -173,7 +173,7 @@ def test_boards_without_an_instruction_for_bytes_compute_them_by_ordinary_arithm
 
 def test_eight_bit_floats_are_lowered_to_nothing_but_matrix_instructions() -> None:
     form = typed("e4m3", m=64, n=64, k=64)
-    scalar = tile_twin(schedule_of(form), form)
+    scalar = schedule_of(form).scalar_twin(form)
     with pytest.raises(LoweringError, match="matrix instructions alone"):
         lower(form, scalar, entry="kernel")
 

@@ -10,7 +10,6 @@ import pytest
 from codegen.gpu.matrix.wmma import wmma_problem, wmma_shared_bytes
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.verify.emulator import EmulatorError
-from codegen.verify.gpu import tile_twin
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import OPENCL, lower
 from tests.codegen.matrix_kernels import (
@@ -53,7 +52,7 @@ def test_every_tiling_gives_the_same(block: tuple[int, int], warp: tuple[int, in
 def test_the_scalar_twin_of_every_operator_computes_the_same(operator: dict[str, Any]) -> None:
     form = form_of(**operator)
     schedule = schedule_of(form)
-    twin = tile_twin(schedule, form)
+    twin = schedule.scalar_twin(form)
     assert twin.instruction == "fma"
     assert twin.threads_per_block == schedule.threads_per_block
     assert (twin.block, twin.step, twin.cached, twin.padding) == (
@@ -67,7 +66,7 @@ def test_the_scalar_twin_of_every_operator_computes_the_same(operator: dict[str,
 def test_a_twin_has_as_many_threads_as_its_schedule(warp: tuple[int, int]) -> None:
     form = form_of(op="matmul", m=512, n=512, k=64)
     schedule = schedule_of(form, (warp[0] * 2, warp[1] * 3), warp)
-    twin = tile_twin(schedule, form)
+    twin = schedule.scalar_twin(form)
     assert twin.threads_per_block == schedule.threads_per_block == 192
 
 

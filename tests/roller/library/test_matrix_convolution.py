@@ -7,7 +7,7 @@ import pytest
 
 from hal.catalog import load_device
 from roller.library.convolution import ConvolutionSizes, convolution_seconds
-from roller.library.half_convolution import Gradient, half_convolution
+from roller.library.matrix_convolution import Gradient, matrix_convolution
 from roller.library.matrix_gemm import matrix_gemm
 
 DEVICE = load_device("rtx-3090")
@@ -19,7 +19,7 @@ def seconds(*, gradient: Gradient = "forward", channels_last: bool = True, **siz
     usual = {"n": 64, "c": 128, "f": 128, "h": 28, "w": 28, "kh": 3, "kw": 3, "pad": 1}
     each = ConvolutionSizes(**{**usual, **sizes}).broadcast()
     flat = {name: size.ravel() for name, size in each.items()}
-    times = half_convolution(flat, DEVICE, gradient, dtype="float16", channels_last=channels_last)
+    times = matrix_convolution(flat, DEVICE, gradient, dtype="float16", channels_last=channels_last)
     return float((times.multiply + times.transform)[0])
 
 
@@ -28,7 +28,7 @@ def test_transposing_costs_and_depthwise_kernels_take_both_layouts(gradient: Gra
     assert seconds(gradient=gradient, channels_last=False) > seconds(gradient=gradient)
     each = ConvolutionSizes(n=8, c=64, f=64, h=14, w=14, kh=3, kw=3, pad=1, groups=64).broadcast()
     flat = {name: size.ravel() for name, size in each.items()}
-    times = half_convolution(flat, DEVICE, gradient, dtype="float16", channels_last=False)
+    times = matrix_convolution(flat, DEVICE, gradient, dtype="float16", channels_last=False)
     assert times.names.tolist() == ["depthwise"]
     assert times.transform.tolist() == [0.0]
 

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
 from roller.library.elementwise import kernel_seconds_floor
 from roller.library.gemm_types import Bools, Floats
 from roller.library.matrix_gemm import CONSTANTS as MATRIX_CONSTANTS
@@ -26,15 +27,18 @@ from roller.library.matrix_gemm import MatrixConstants, matrix_gemm
 #: Which of a convolution's three products: the result, the gradient of its data, or that of its weights.
 Gradient = Literal["forward", "data", "weights"]
 
-#: Bytes of an element, and the channels that a thread loads at once; images of up to four channels have kernels.
-_BYTES, _VECTOR, _IMAGE = 2, 8, 4
+#: Bytes that a thread loads at once.
+VECTOR_BYTES = 16
+
+#: Channels of images that have kernels of their own.
+_IMAGE = 4
 
 #: Windows of square kernels that PyTorch's depthwise kernel has unrolled loops for, and the widest of cuDNN's.
 _UNROLLED, _WIDEST = (1.0, 3.0, 5.0), 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfConstants:
+class ConvolutionConstants:
     """The numbers of cuDNN's kernels, chosen on every second network of those that pytorch-image-models measured.
 
     Attributes:
@@ -50,6 +54,8 @@ class HalfConstants:
         few_groups: channels-last groups of whole vectors, fewer than these, have gradients without matrix units, as
             have those whose channels fill no half vectors; eights of groups wide enough for tiles of their own do not.
         plain_groups: their instructions per filter, pixel and window element: of up to 32 channels, and of more.
+        plain_pair: instructions per multiply-add of the gradient of data in groups of TF32, which has no matrix units;
+            chosen on a strided transposed convolution of KernelBench (number 72).
         widest_group: channels of the widest groups that share a kernel.
         block_trips: depthwise: round trips to memory of a block of PyTorch's gradient of the weights, of which there is
             one for every filter and window element.
@@ -68,6 +74,7 @@ class HalfConstants:
     group_width: float = 32.0
     few_groups: float = 16.0
     plain_groups: tuple[float, float] = (680.0, 1300.0)
+    plain_pair: float = 32.0
     widest_group: float = 64.0
     block_trips: float = 4.0
     base: tuple[float, float] = (31.0, 22.5)
@@ -77,7 +84,7 @@ class HalfConstants:
 
 
 #: The constants in use.
-CONSTANTS = HalfConstants(
+CONSTANTS = ConvolutionConstants(
     lost={
         ("forward", True): 0.0, ("forward", False): 0.043, ("data", True): 0.0, ("data", False): 0.2,
         ("weights", True): 0.12, ("weights", False): 0.34,
@@ -87,7 +94,7 @@ CONSTANTS = HalfConstants(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfTimes:
+class ConvolutionTimes:
     """Seconds of the kernels that multiply, and of those that bring tensors into their layout; their names."""
 
     multiply: Floats
@@ -95,15 +102,15 @@ class HalfTimes:
     names: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
 
 
-def half_convolution(
+def matrix_convolution(
     sizes: Mapping[str, Floats],
     device: DeviceSpec,
     gradient: Gradient,
     *,
     dtype: str,
     channels_last: bool,
-    constants: HalfConstants = CONSTANTS,
-) -> HalfTimes:
+    constants: ConvolutionConstants = CONSTANTS,
+) -> ConvolutionTimes:
     """Times of one of the products of convolutions.
 
     Args:
@@ -130,7 +137,7 @@ def half_convolution(
             calls = _Calls(part, device, gradient, dtype, channels_last, constants)
             multiply[rows], transform[rows] = model(calls)
             names[rows] = name
-    return HalfTimes(multiply=multiply, transform=transform, names=names)
+    return ConvolutionTimes(multiply=multiply, transform=transform, names=names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +149,7 @@ class _Calls:
     gradient: Gradient
     dtype: str
     channels_last: bool
-    constants: HalfConstants
+    constants: ConvolutionConstants
 
     def dense(self) -> tuple[Floats, Floats]:
         """Convolutions of one group: product, and what it needs of other kernels."""
@@ -152,18 +159,19 @@ class _Calls:
             if rows.size:
                 multiply[rows] = self._product(rows, is_point)
         if self.gradient == "data":
-            # The gradient of what a strided window of one element skips is zero, and written before.
-            skips = (self._window == 1) & (self.sizes["stride"] > 1)
+            # The gradient of what a strided window of one element skips is zero, and written before; kernels of TF32
+            # have all of it zero before they add to it.
+            skips = ((self._window == 1) | (self.dtype == "tfloat32")) & (self.sizes["stride"] > 1)
             transform = transform + np.where(skips, self._x_bytes, 0.0) / self._dram
         return multiply, transform
 
     def _product(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], is_point: bool) -> Floats:
         size = {name: value[rows] for name, value in self.sizes.items()}
         pixels, window = self._pixels[rows], self._window[rows]
-        width = np.where(size["c"] <= _IMAGE, _IMAGE, _whole(size["c"]))
-        filters, x, y = _whole(size["f"]), self._x_bytes[rows], self._y_bytes[rows]
-        weights = filters * width * window * _BYTES
-        touched = np.minimum(x, pixels * size["c"] * _BYTES) if is_point else x
+        width = np.where(size["c"] <= _IMAGE, _IMAGE, self._whole(size["c"]))
+        filters, x, y = self._whole(size["f"]), self._x_bytes[rows], self._y_bytes[rows]
+        weights = filters * width * window * self._bytes
+        touched = np.minimum(x, pixels * size["c"] * self._bytes) if is_point else x
         if self.gradient == "forward":
             m, n, k, operands = pixels, filters, width * window, (touched, weights)
         elif self.gradient == "data":
@@ -175,7 +183,8 @@ class _Calls:
         ones = np.ones_like(pixels)
         constants = self._matrix(is_point)
         times = matrix_gemm(
-            ones, m, n, k, self.device, dtype=self.dtype, constants=constants, operand_bytes=operands
+            ones, m, n, k, self.device, dtype=self.dtype, constants=constants, operand_bytes=operands,
+            by_warps=self._by_warps,
         )  # fmt: skip
         return times.seconds
 
@@ -185,8 +194,8 @@ class _Calls:
         per, filters_per = size["c"] / size["groups"], size["f"] / size["groups"]
         packed = np.clip(np.floor(c.group_width / per), 1, size["groups"])
         b = np.ceil(size["groups"] / packed)
-        width, filters = _whole(packed * per), _whole(packed * filters_per)
-        weights = size["f"] * width * self._window * _BYTES
+        width, filters = self._whole(packed * per), self._whole(packed * filters_per)
+        weights = size["f"] * width * self._window * self._bytes
         if self.gradient == "forward":
             m, n, k, operands = self._pixels, filters, width * self._window, (self._x_bytes, weights)
         elif self.gradient == "data":
@@ -195,7 +204,15 @@ class _Calls:
         else:
             m, n, k, operands = filters, width * self._window, self._pixels, (self._y_bytes, self._x_bytes)
         multiply = matrix_gemm(
-            b, m, n, k, self.device, dtype=self.dtype, constants=self._matrix(False), operand_bytes=operands
+            b,
+            m,
+            n,
+            k,
+            self.device,
+            dtype=self.dtype,
+            constants=self._matrix(False),
+            operand_bytes=operands,
+            by_warps=self._by_warps,
         ).seconds
         # No kernel joins wide groups: they run one after the other.
         wide = np.flatnonzero(per > c.widest_group)
@@ -203,16 +220,20 @@ class _Calls:
             one = matrix_gemm(
                 np.ones(wide.size), m[wide], n[wide], k[wide], self.device, dtype=self.dtype,
                 constants=self._matrix(False), operand_bytes=(operands[0][wide] / b[wide], operands[1][wide] / b[wide]),
+                by_warps=self._by_warps,
             )  # fmt: skip
             multiply[wide] = np.maximum(multiply[wide], size["groups"][wide] * one.seconds)
         if self.channels_last and self.gradient != "forward":
             each = np.where(per > c.group_width, c.plain_groups[1], c.plain_groups[0]) * self._window
             plain = self._pixels * size["f"] * each / self._lanes
             # Eight groups, each in a tile of its own, have a kernel with matrix units however few they are.
-            in_eights = (size["groups"] % _VECTOR == 0) & (packed == 1) & (per <= c.widest_group)
-            is_few = (size["groups"] < c.few_groups) & (per >= _VECTOR) & ~in_eights
-            is_plain = is_few | (per % (_VECTOR / 2) != 0)
+            in_eights = (size["groups"] % self._vector == 0) & (packed == 1) & (per <= c.widest_group)
+            is_few = (size["groups"] < c.few_groups) & (per >= self._vector) & ~in_eights
+            is_plain = is_few | (per % (self._vector / 2) != 0)
             multiply = np.where(is_plain, np.maximum(multiply, plain), multiply)
+        elif self.dtype == "tfloat32" and self.gradient == "data":
+            plain = self._pixels * size["f"] * per * self._window * c.plain_pair / self._lanes
+            multiply = np.maximum(multiply, plain)
         return multiply, self._transposed
 
     def depthwise(self) -> tuple[Floats, Floats]:
@@ -258,11 +279,11 @@ class _Calls:
 
     @property
     def _x_bytes(self) -> Floats:
-        return self.sizes["n"] * self.sizes["c"] * self.sizes["h"] * self.sizes["w"] * _BYTES
+        return self.sizes["n"] * self.sizes["c"] * self.sizes["h"] * self.sizes["w"] * self._bytes
 
     @property
     def _y_bytes(self) -> Floats:
-        return self._pixels * self.sizes["f"] * _BYTES
+        return self._pixels * self.sizes["f"] * self._bytes
 
     @property
     def _dram(self) -> float:
@@ -280,6 +301,10 @@ class _Calls:
             return np.zeros(len(self._pixels))
         shares = self.constants.transposed
         forward = self.gradient == "forward"
+        if self.dtype == "tfloat32":
+            # Windows of one element are batched products of what lies in NCHW.
+            is_product = (self._window == 1) & (self.sizes["stride"] == 1)
+            return np.asarray(np.where(is_product, 0.0, 2 * (self._x_bytes + self._y_bytes) / self._dram))
         share = np.where(self._window == 1, shares[forward, True], shares[forward, False])
         return np.asarray(share * 2 * (self._x_bytes + self._y_bytes) / self._dram)
 
@@ -287,15 +312,24 @@ class _Calls:
     def _filled(self) -> Floats:
         """Seconds of copying activations whose channels are no multiple of a vector into ones that are."""
         c, f = self.sizes["c"], self.sizes["f"]
-        x = np.where((c % _VECTOR != 0) & (c > _IMAGE), self._x_bytes, 0.0)
-        y = np.where(f % _VECTOR != 0, self._y_bytes, 0.0)
+        x = np.where((c % self._vector != 0) & (c > _IMAGE), self._x_bytes, 0.0)
+        y = np.where(f % self._vector != 0, self._y_bytes, 0.0)
         return np.asarray(2 * (x + y) / self._dram)
 
+    @property
+    def _by_warps(self) -> bool:
+        """cuDNN's kernels for TF32 are those of Ampere (``sm80_xmma_fprop_implicit_gemm_tf32f32``) on Hopper too."""
+        return self.dtype == "tfloat32"
 
-def _whole(channels: Floats) -> Floats:
-    """Channels in whole vectors.
+    @property
+    def _bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
 
-    >>> _whole(np.array([3.0, 64.0])).tolist()
-    [8.0, 64.0]
-    """
-    return np.asarray(np.ceil(channels / _VECTOR) * _VECTOR)
+    @property
+    def _vector(self) -> float:
+        """Channels that a thread loads at once."""
+        return VECTOR_BYTES / self._bytes
+
+    def _whole(self, channels: Floats) -> Floats:
+        """Channels in whole vectors."""
+        return np.asarray(np.ceil(channels / self._vector) * self._vector)

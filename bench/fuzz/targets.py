@@ -1,0 +1,114 @@
+"""Pairs of a lowering and a production that chance alone seldom brings together, and how a value gets a production.
+
+Every other operator is drawn for one of them: a frame that the lowering takes, one of whose values has the production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from bench.fuzz.productions import INSIDE, OUTSIDE, REDUCTIONS
+from bench.fuzz.tables import POSSIBLE
+from bench.fuzz.values import COMPARISONS, UNARY, Term, Writer, positive, product, quotient, total, within
+
+#: Lowerings and algorithms that few operators of the frames reach, by the frames that do.
+FRAMES: Mapping[str, tuple[str, ...]] = {
+    "windows": ("windows",), "wmma": ("matrix_product",), "wgmma": ("matrix_product",), "bulk": ("matrix_product",),
+    "pairs.warps": ("pair",), "pairs.multiply_adds": ("pair",), "split-k": ("long_reduction",),
+    "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
+    "cpu.rows": ("reduction", "rows"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an operator is drawn for.
+
+    Attributes:
+        lowering: a key of :data:`FRAMES`.
+        place: ``inside`` of a reduction or ``outside``; empty for the reduction itself.
+        name: of the production, a function or a kind of index, pad or position; of a reduction its function.
+    """
+
+    lowering: str
+    place: str
+    name: str
+
+
+@lru_cache(maxsize=1)
+def targets() -> tuple[Target, ...]:
+    """All of them, those of one lowering apart from each other."""
+    by_lowering = []
+    for lowering in FRAMES:
+        rows = sorted(row for row in POSSIBLE[lowering] if row.startswith((INSIDE, OUTSIDE)) or row in REDUCTIONS)
+        by_lowering.append([_target(lowering, row) for row in rows])
+    longest = max(map(len, by_lowering))
+    return tuple(group[place] for place in range(longest) for group in by_lowering if place < len(group))
+
+
+def _target(lowering: str, row: str) -> Target:
+    if row in REDUCTIONS:
+        return Target(lowering, "", row.split()[0])
+    place, _, name = row.partition(" ")
+    return Target(lowering, place, name)
+
+
+def with_production(writer: Writer, term: Term, axes: Sequence[str], name: str) -> Term:
+    """A value of ``term`` that has a production."""
+    if name in UNARY and (not writer.whole or name in ("abs", "neg", "relu")):
+        return UNARY[name](term)
+    if name in COMPARISONS or name in ("and", "or", "not", "select"):
+        return _selected(writer, term, axes, name)
+    if name in _BINARY:
+        return _BINARY[name](term, writer.load(axes))
+    if name in ("floor", "ceil"):
+        inner = product(writer.load(axes), Term("3", 3, 3, 3, exact=True))
+        return total(term, replace(inner, text=f"{name}({inner.text})", low=inner.low - 1, high=inner.high + 1))
+    if name.endswith("as a number"):
+        return product(term, writer.position(_axes_of(axes, name)))
+    if name.endswith("compared"):
+        axis = writer.chance.choice(_axes_of(axes, name))
+        return _chosen(term, f"({axis} < {max(writer.sizes[axis] // 2, 1)})")
+    return total(term, writer.special_load(axes, name))
+
+
+def _axes_of(axes: Sequence[str], name: str) -> Sequence[str]:
+    """The axes of the reduction, which are called k, n, r, s, c or j of a row, or the others."""
+    reduced = [axis for axis in axes if axis in ("k", "r", "s")] or list(axes)[-1:]
+    return reduced if name.startswith("reduced") else [axis for axis in axes if axis not in reduced] or list(axes)
+
+
+def _selected(writer: Writer, term: Term, axes: Sequence[str], name: str) -> Term:
+    axis = writer.chance.choice(list(axes))
+    half = max(writer.sizes[axis] // 2, 1)
+    left, right = f"({axis} < {half})", f"{writer.exact(axes).text} > {axis}"
+    conditions = {"and": f"({left} and {right})", "or": f"({left} or {right})", "not": f"(not {left})", "select": left}
+    return _chosen(term, conditions.get(name) or f"({axis} {COMPARISONS[name]} {half})")
+
+
+def _chosen(term: Term, condition: str) -> Term:
+    text = f"select({condition}, {term.text}, 2)"
+    return replace(term, text=text, low=min(term.low, 0), high=max(term.high, 2), error=term.error + 1)
+
+
+def _power(term: Term, other: Term) -> Term:
+    del other
+    base = positive(within(term, 4.0))
+    return Term(f"({base.text} ** 1.5)", 0.0, max(base.high, 1.0) ** 1.5, 1.0, base.error + 2, peaked=term.peaked)
+
+
+def _extreme(function: str) -> Callable[[Term, Term], Term]:
+    def apply(term: Term, other: Term) -> Term:
+        low, high = min(term.low, other.low), max(term.high, other.high)
+        return replace(term, text=f"{function}({term.text}, {other.text})", low=low, high=high, error=term.error + 1)
+
+    return apply
+
+
+_BINARY: Mapping[str, Callable[[Term, Term], Term]] = {
+    "add": total, "sub": lambda term, other: total(term, other, "sub"), "mul": product,
+    "div": lambda term, other: quotient(term, positive(other)), "pow": _power, "min": _extreme("min"),
+    "max": _extreme("max"),
+}  # fmt: skip

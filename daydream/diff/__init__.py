@@ -1,0 +1,1 @@
+"""Two recordings of one program compared: which operators became slower, which are new or gone, down to kernels."""

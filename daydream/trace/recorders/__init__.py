@@ -1,0 +1,1 @@
+"""Recordings of other profilers than PyTorch's, as events of the same kinds."""

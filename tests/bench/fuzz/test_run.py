@@ -1,0 +1,113 @@
+"""Drawn operators run as kernels of every kind: a fixed set of them agrees, and a planted fault is found and shrunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import bench.fuzz.kernels
+from bench.fuzz.kernels import Kernel, drawn, kernels_of, outcome_of
+from bench.fuzz.run import examined, examined_data, meaning_error, shrunk_operator
+from bench.fuzz.shrink import shrunk
+from codegen.verify.result import Verification
+from sokoban.kernel.form import kernel_form
+from sokoban.language.operators import operator_from_data
+
+pytestmark = pytest.mark.usefixtures("emulator")
+
+#: Numbers of operators that are run in every test: of all frames, for seconds.
+NUMBERS = range(24)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("opencl", "c_compiler")
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_drawn_operator_agrees(number: int) -> None:
+    record = examined(number)
+    assert "traceback" not in record, record["traceback"]
+    assert {run["outcome"] for run in record["runs"]} <= {"agrees"}, record["runs"]
+    assert record["took"] or record["refused"]
+
+
+TRIANGLE = {
+    "name": "triangle", "expr": "C[i,j] = sum(k, select(k <= i, A[i,k], 0) * B[k,j]); Y[i,j] = exp(0.1 * C[i,j]) + i",
+    "sizes": {"i": 300, "j": 200, "k": 300},
+}  # fmt: skip
+
+
+def test_kernels_of_every_kind_are_drawn() -> None:
+    kernels = kernels_of(operator_from_data(TRIANGLE), "v100")
+    chosen = drawn(kernels, random.Random(0), 3)
+    assert len(chosen) == 3 and len({kernel.kind for kernel in chosen}) == len({kernel.kind for kernel in kernels})
+    assert {"inside le", "inside reduced axis compared"} <= set(chosen[0].productions()[chosen[0].lowerings[0]])
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    import codegen.gpu.sources as sources
+
+    emitted = sources.cuda_source
+
+    def with_fault(*arguments: Any) -> str:
+        # Of every comparison with "at most" in a reduction, "less than".
+        return emitted(*arguments).replace("<= ", "< ", 1) if "<= " in emitted(*arguments) else emitted(*arguments)
+
+    monkeypatch.setattr(sources, "cuda_source", with_fault)
+    record = examined_data(TRIANGLE, random.Random(1))
+    wrong = next(run for run in record["runs"] if run["outcome"] == "wrong")
+    small = shrunk_operator(TRIANGLE, wrong, 20.0)
+    assert len(small["expr"]) < len(str(TRIANGLE["expr"]))
+    assert operator_from_data(small).name == "triangle"
+
+
+def test_the_smallest_operator_that_fails_is_kept() -> None:
+    small = shrunk(TRIANGLE, lambda data: "exp" in data["expr"] and data["sizes"].get("i", 0) > 4)
+    assert small["expr"] == "Y[i, j] = exp(0.1)"
+    assert small["sizes"] == {"i": 5, "j": 1}
+
+
+def test_the_canonical_form_means_what_was_written() -> None:
+    small = {**TRIANGLE, "sizes": {"i": 9, "j": 7, "k": 9}}
+    assert meaning_error(kernel_form(operator_from_data(small))) < 1e-12
+
+
+class _Judged:
+    """A kernel's verification as it came out."""
+
+    def __init__(self, reason: str, error: float | None) -> None:
+        self.result = Verification(
+            passed=False, method="", relative_error=error, tolerance=1e-4, axis_sizes={}, reason=reason
+        )
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "sound", "outcome"),
+    [
+        ("relative error 1 is above 0.0001", 1.0, True, "wrong"),
+        ("relative error 1 is above 0.0001", 1.0, False, "unsound"),
+        ("verify: a race", float("inf"), False, "wrong"),
+        ("no such tile", None, True, "refused"),
+    ],
+)
+def test_outcomes(monkeypatch: pytest.MonkeyPatch, reason: str, error: float | None, sound: bool, outcome: str) -> None:
+    monkeypatch.setattr(bench.fuzz.kernels, "_is_sound", lambda kernel, result: sound)
+    kernel: Kernel = kernels_of(operator_from_data(TRIANGLE), "v100")[0]
+    assert outcome_of(kernel, _Judged(reason, error).result) == outcome
+
+
+def test_seeds_are_those_of_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str | None, tuple[int, ...]]] = []
+
+    def verify(self: Kernel, engine: str | None, seeds: Sequence[int]) -> Verification:
+        asked.append((engine, tuple(seeds)))
+        return Verification(passed=True, method="", relative_error=0.0, tolerance=1e-4, axis_sizes={})
+
+    monkeypatch.setattr(Kernel, "verify", verify)
+    examined(12)
+    first = list(asked)
+    asked.clear()
+    examined(12)
+    assert asked == first and len(first) >= 2
