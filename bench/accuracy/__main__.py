@@ -18,8 +18,9 @@ from hal.support.errors import InputError
 #: Modules of this package with a function ``table(data: Path, out: Path)`` that returns tables of rich and may write
 #: pictures to ``out``; another table is another name here.
 TABLES = (
-    "schedules", "published", "library", "models", "rivals", "networks", "plans", "backward_calls", "ported",
-    "tensor_core", "kernelbench", "own_products", "own_steps", "own_attention", "thesis", "ablation",
+    "schedules", "published", "library", "models", "rivals", "networks", "plans", "jobs", "vision_jobs",
+    "backward_calls", "ported", "tensor_core", "kernelbench", "own_products", "own_steps", "own_attention", "thesis",
+    "ablation",
 )  # fmt: skip
 
 

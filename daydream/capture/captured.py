@@ -91,7 +91,8 @@ class Capture:
         storages: by the number that operators name them by.
         batch: samples of the step; None where that is unknown.
         training: whether a backward pass and an update belong to the step.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``.
+        dtype: one of :data:`daydream.capture.options.DTYPES`.
+        attention: version of fused attention that runs.
         assumed: what the capture had to suppose, a sentence each.
         blocks: paths of the equal modules that the model repeats the most of, in order.
         tf32: whether convolutions of float32 may round their operands to TF32 (``torch.backends.cudnn.allow_tf32``).
@@ -105,6 +106,7 @@ class Capture:
     batch: int | None = None
     training: bool = False
     dtype: str = "float32"
+    attention: str = "auto"
     assumed: tuple[str, ...] = field(default=())
     blocks: tuple[str, ...] = ()
     tf32: bool = True

@@ -62,7 +62,7 @@ def hugging_face_subject(
     title = f"hf:{path}"
     with failures_told(title), torch.device("meta"):
         # ``torch.Tensor(size)`` makes some parameters on the host, whatever the default device is.
-        model = _built(builder, config, "eager" if attention == "eager" else None).to("meta")
+        model = _built(builder, config, "eager" if attention in ("math", "eager") else None).to("meta")
     return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MODES = ("training", "inference")
-DTYPES = ("float32", "bfloat16", "float16", "amp")
+DTYPES = ("float32", "bfloat16", "float16", "tf32", "amp", "amp-bfloat16")
 #: SGD with momentum 0.9, Adam, AdamW.
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")
 #: How optimizers walk over the parameters: an operator each, one per kind of arithmetic, or one for all.
 IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
-ATTENTIONS = ("auto", "flash", "efficient", "eager")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +22,19 @@ class CaptureOptions:
         image: height and width of images; None for the source's.
         class_name: of a model of transformers; None for the configuration's.
         mode: ``training`` or ``inference``.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``: float32 with autocast to float16.
+        dtype: ``float32``; ``tf32``, the same with products by way of TensorFloat-32; ``bfloat16``, ``float16``;
+            ``amp`` and ``amp-bfloat16``: float32 with autocast to float16 and to bfloat16.
         optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``; None for the source's.
         implementation: of the optimizer, ``for-loop``, ``foreach`` or ``fused``.
-        attention: kernels of ``scaled_dot_product_attention``: ``flash``, ``efficient``, ``eager``, or ``auto``.
+        attention: kernels of ``scaled_dot_product_attention``, one of
+            :data:`daydream.operators.variants.VERSIONS`.
         flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
         channels_last: images and convolutions' weights lie with their channels last.
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch lets them by default.
         assume: what is supposed of values that the model reads, ``nonzero=SHARE`` or ``item=VALUE`` each.
         checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
+        parameters: type that parameters have under autocast, ``bfloat16`` or ``float16`` as FSDP's mixed precision
+            gathers them; empty for float32.
     """
 
     batch: int | None = None
@@ -48,3 +51,4 @@ class CaptureOptions:
     tf32: bool = True
     assume: tuple[str, ...] = ()
     checkpoint: str = "none"
+    parameters: str = ""

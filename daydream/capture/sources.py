@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.capture.options import CaptureOptions
 from daydream.operators.convolutions import is_convolution
+from daydream.operators.variants import CAPTURED
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def load_subject(
         image: height and width of images.
         class_name: of a model of transformers.
         training: whether labels and a loss are needed.
-        attention: ``eager`` has models of transformers write their attention out.
+        attention: ``math`` and ``eager`` have models of transformers write their attention out.
 
     Raises:
         InputError: the text names nothing, or what it names fails.
@@ -101,6 +102,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         else source
     )  # fmt: skip
     kernel = options.attention
+    kernel = CAPTURED.get(kernel, kernel)
     if kernel == "auto":
         kernel = "flash" if options.flash else "efficient"
     assumed = list(subject.assumed)
@@ -109,6 +111,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append(f"modules like {paths[0]} are computed again in the backward pass")
     if options.dtype == "amp":
         assumed.append("autocast to float16 without scaling of the loss")
+    if options.dtype == "tf32":
+        assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
     values = parse_assumptions(options.assume)
@@ -119,8 +123,9 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     ):  # fmt: skip
         step = capture(
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
-            optimizer=options.optimizer or "", implementation=options.implementation,
+            optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
+    step = replace(step, attention=options.attention)
     return _rounded(step) if options.tf32 else replace(step, tf32=False)
 
 

@@ -19,7 +19,7 @@ from daydream.capture.optimizers import fused_on_meta, optimizer_of, state_tenso
 from daydream.graph.graph import Phase
 
 #: Types that autocast computes in by the name of the option.
-_AUTOCAST = {"amp": torch.float16}
+_AUTOCAST = {"amp": torch.float16, "amp-bfloat16": torch.bfloat16}
 _CASTS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,23 +59,27 @@ def capture(
     optimizer: str = "",
     implementation: str = "foreach",
     device: str = "meta",
+    parameters: str = "",
 ) -> Capture:
     """One step written down.
 
     Args:
         subject: the model and its inputs.
         training: forward, backward and update; else forward alone, without gradients.
-        dtype: of parameters and inputs; ``amp`` leaves them in float32 and casts to float16 as autocast does.
+        dtype: of parameters and inputs; ``amp`` and ``amp-bfloat16`` leave them in float32 and cast to 16 bits as
+            autocast does.
         optimizer: in place of the subject's.
         implementation: of the optimizer, one of :data:`daydream.capture.options.IMPLEMENTATIONS`.
         device: where the model's tensors are.
+        parameters: type of parameters under autocast, as FSDP's mixed precision gathers them; empty for float32.
     """
     model = subject.model.train(training)
-    if dtype in _CASTS:
-        model = model.to(_CASTS[dtype])
+    held = parameters if dtype in _AUTOCAST and parameters else dtype
+    if held in _CASTS:
+        model = model.to(_CASTS[held])
     autocast = Autocast()
     recorder = OperatorRecorder({module: index for index, module in enumerate(model.modules())}, autocast, device)
-    args, kwargs = _cast_inputs(subject, dtype)
+    args, kwargs = _cast_inputs(subject, held)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
     update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
     owners = _parameters(model)

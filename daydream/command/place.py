@@ -47,10 +47,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     image: _Count | None = None
     class_name: str | None = msgspec.field(name="class", default=None)
     mode: Literal["training", "inference"] = "training"
-    dtype: Literal["float32", "bfloat16", "float16", "amp"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "tf32", "amp", "amp-bfloat16"] = "float32"
     optimizer: Literal["sgd", "adam", "adamw", "none"] | None = None
     optimizer_kernels: Literal["for-loop", "foreach", "fused"] = "foreach"
-    attention: Literal["auto", "flash", "efficient", "eager"] = "auto"
+    attention: Literal["auto", "flash", "flash2", "flash3", "cudnn", "triton", "efficient", "math", "eager"] = "auto"
     tf32: bool = True
     channels_last: bool = False
     checkpoint: str = "none"

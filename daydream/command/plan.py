@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.capture.options import DTYPES
 from daydream.command.engines import ENGINE_OPTIONS, answers
 from daydream.command.outputs import print_json, with_options
 from daydream.command.predict import STEP_OPTIONS, chosen_devices, has_flash_attention
@@ -51,7 +52,7 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option("--chunks", type=_COUNT, default=None, help="Of the model on a stage (interleaved; default 2)."),
     click.option(
         "--shard",
-        type=click.Choice(["none", "zero1", "fsdp"]),
+        type=click.Choice(["none", "zero1", "zero2", "fsdp"]),
         default="none",
         show_default=True,
         help="What ranks of --data share.",
@@ -61,7 +62,7 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option("--global-batch", type=_COUNT, default=None, help="Samples of a step on all boards."),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "bfloat16", "float16", "amp"]),
+        type=click.Choice(DTYPES),
         default="bfloat16",
         show_default=True,
         help="That the step computes in; parameters of 16 bits are kept in float32, too.",
@@ -80,6 +81,18 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
     click.option(
         "--sequence-parallel/--no-sequence-parallel", default=False, help="Tensor ranks share the sequence, too."
+    ),
+    click.option(
+        "--overlap-tensor/--no-overlap-tensor",
+        default=False,
+        help="Exchange within layers beside their products, in parts.",
+    ),
+    click.option(
+        "--param-dtype",
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        default="float32",
+        show_default=True,
+        help="Of parameters under autocast (amp), as FSDP's mixed precision gathers them.",
     ),
     click.option(
         "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
@@ -193,7 +206,8 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
     chunks = options["chunks"] or (2 if options["schedule"] == "interleaved" else 1)
     return Layout(
         data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
-        micro_batches=count, sequence=options["sequence_parallel"], **_exchange(options),
+        micro_batches=count, sequence=options["sequence_parallel"], overlap_tensor=options["overlap_tensor"],
+        **_exchange(options),
     )  # fmt: skip
 
 
@@ -218,6 +232,7 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
         **({name: options[name] for name in names} | changed),
         implementation=options["optimizer_kernels"],
         flash=has_flash_attention(board),
+        parameters="" if options["param_dtype"] == "float32" else options["param_dtype"],
     )
     return planned_units(
         model, capture, tensor=layout.tensor, sequence_parallel=layout.sequence, compiles=options["compiles"]

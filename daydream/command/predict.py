@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.capture.options import DTYPES
 from daydream.command.outputs import check_outputs, print_json, with_options, write_html
+from daydream.operators.variants import VERSIONS
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ STEP_OPTIONS = (
     ),
     click.option(
         "--attention",
-        type=click.Choice(["auto", "flash", "efficient", "eager"]),
+        type=click.Choice(VERSIONS),
         default="auto",
         show_default=True,
         help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
@@ -80,10 +82,10 @@ def _options(command: Any) -> Any:
         ),
         click.option(
             "--dtype",
-            type=choice(["float32", "bfloat16", "float16", "amp"]),
+            type=choice(DTYPES),
             default="float32",
             show_default=True,
-            help="Of parameters and inputs; amp emulates autocast to float16.",
+            help="Of parameters and inputs; amp emulates autocast.",
         ),
         click.option("--channels-last/--no-channels-last", default=False, help="Images and weights as NHWC."),
         click.option(

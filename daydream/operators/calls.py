@@ -16,6 +16,7 @@ from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.operators.part_prices import Implementation, KernelPrice, PartKey, PartPrice, part_key, part_prices
 from daydream.operators.rules import describe, launches_nothing
 from daydream.operators.traffic import moved_bytes
+from daydream.operators.variants import attention_kernels, varied
 from daydream.operators.work import Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -72,7 +73,13 @@ def _with_tf32(work: Work) -> Work:
 
 
 def operator_prices(
-    operators: Sequence[Operator], device: DeviceSpec, implementation: Implementation = "library", *, tf32: bool = True
+    operators: Sequence[Operator],
+    device: DeviceSpec,
+    implementation: Implementation = "library",
+    *,
+    attention: str = "",
+    tf32: bool = True,
+    tf32_products: bool = False,
 ) -> list[OperatorPrice]:
     """The price of every operator, in order; equal ones are the same object.
 
@@ -81,11 +88,13 @@ def operator_prices(
             arguments look alike.
         device: an NVIDIA board.
         implementation: the library's kernels, or Roller's ``best`` ones wherever it can build them.
+        attention: version of fused attention (:data:`daydream.operators.variants.VERSIONS`).
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
             by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
+        tf32_products: whether products of float32 may, too: ``torch.set_float32_matmul_precision("high")``.
 
     Raises:
-        InputError: the board runs no such library, or there is no such implementation.
+        InputError: the board runs no such library or attention, or there is no such implementation.
     """
     works = [work_of_call(*operator) for operator in operators]
     if tf32:
@@ -96,9 +105,16 @@ def operator_prices(
         }
         works = [rounded.get(id(work), work) for work in works]
     distinct = {id(work): work for work in works if work is not None}
+    family = attention_kernels(attention, device)
+    if family or tf32_products:
+        # Equal operators stay the same object.
+        distinct = {key: varied(work, family, tf32=tf32_products) for key, work in distinct.items()}
     by_library = part_prices(distinct.values(), device, "library")
-    unpriced = [work for work in distinct.values() if any(by_library[part_key(part)].reason for part in work.parts)]
-    instead = {id(work): _otherwise(work) for work in unpriced}
+    instead = {
+        key: _otherwise(work)
+        for key, work in distinct.items()
+        if any(by_library[part_key(part)].reason for part in work.parts)
+    }
     by_library |= part_prices(instead.values(), device, "library")
     best = part_prices(distinct.values(), device, implementation) if implementation != "library" else {}
     prices = {key: _price(work, instead.get(key), by_library, best) for key, work in distinct.items()}

@@ -73,6 +73,7 @@ class PartKey(NamedTuple):
     moved: Moved | None = None
     efficient: bool = False
     channels_last: bool = False
+    variant: str = ""
     sizes: tuple[float, ...] = ()
 
 
@@ -83,6 +84,9 @@ _MODELS: dict[str, Model] = {
     "collective": "collectives",
 }  # fmt: skip
 
+#: The type that TensorFloat-32 is by name.
+TF32 = "tfloat32"
+
 #: Prices of this process, by board and implementation: construction takes hundredths of a second per operator, and
 #: networks repeat themselves.
 _KNOWN: dict[tuple[Any, ...], dict[PartKey, PartPrice]] = {}
@@ -92,13 +96,13 @@ def part_key(part: WorkPart, dtype: str = "") -> PartKey:
     """The part by its value; ``dtype`` in place of its own element type."""
     if not dtype or not part.data:
         text = json.dumps(part.data) if part.data else ""
-        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last, part.sizes)
+        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last, part.variant, part.sizes)
     moved = part.moved
     if moved is not None:
         ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
         moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, between=moved.between * ratio)
     text = json.dumps(part.data | {"dtype": dtype})
-    return PartKey(text, part.direction, moved, part.efficient, part.channels_last, part.sizes)
+    return PartKey(text, part.direction, moved, part.efficient, part.channels_last, part.variant, part.sizes)
 
 
 def part_prices(
@@ -177,20 +181,20 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library import library_calls
     from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, check_call
+    from roller.library.matrix_gemm import has_matrix_gemm
 
     data = json.loads(key.text)
-    try:
-        calls = library_calls(data, "backward" if key.direction == "backward" else "forward")
-        for call in calls:
-            check_call(call, device)
-    except InputError:
-        if not key.efficient:
-            raise
+    if key.efficient:
         return [efficient_attention_call(data, key.direction, device)]
+    calls = library_calls(data, "backward" if key.direction == "backward" else "forward")
+    for call in calls:
+        check_call(call, device)
+    if key.variant == TF32 and has_matrix_gemm(device, TF32):
+        calls = [replace(call, dtype=TF32) if call.kind == "gemm" else call for call in calls]
     if key.sizes and calls[0].kind == "convolution":
         calls = [replace(calls[0], sizes=key.sizes)]
     if calls[0].kind == "attention":
-        return [replace(call, variant=PYTORCH_FLASH) for call in calls]
+        return [replace(call, variant=key.variant or PYTORCH_FLASH) for call in calls]
     if key.channels_last:
         return [replace(call, variant=CHANNELS_LAST) if call.kind == "convolution" else call for call in calls]
     return calls

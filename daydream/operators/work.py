@@ -63,6 +63,8 @@ class WorkPart:
         efficient: of attention: whether boards without FlashAttention run memory-efficient kernels for it.
         times: how often it runs, one after the other.
         channels_last: of convolutions: whether their tensors lie in NHWC.
+        variant: the library's kernels where a job asks for them (:mod:`daydream.operators.variants`): a family of
+            attention, or ``tfloat32``.
         sizes: of convolutions over volumes, as the library's kernels walk them: those of ``roller.library.calls.KINDS``
             with every plane of a volume below the one before.
     """
@@ -73,6 +75,7 @@ class WorkPart:
     efficient: bool = False
     times: int = 1
     channels_last: bool = False
+    variant: str = ""
     sizes: tuple[float, ...] = ()
 
 

@@ -16,6 +16,10 @@ from hal.support.tables import print_line, print_table
 def print_plan(step: PlannedStep, rows: int) -> None:
     """One plan: the step, what each stage does, and what a rank holds."""
     print_summary([step])
+    print_line(
+        f"model FLOPs utilisation {100 * step.usual_utilisation:.0f} % as it is usually told, "
+        f"{100 * step.utilisation:.0f} % without what masks of attention leave out"
+    )
     print_line()
     print_table(_stages(step, rows))
     print_line()

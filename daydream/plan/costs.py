@@ -33,9 +33,12 @@ _COLLECTIVES = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
 }
 
-#: Multiprocessors that NCCL's kernels occupy within a node: its channels, a block each; 16 is the least that its tuning
-#: gives boards with NVSwitch (``src/graph/connect.cc``).
-CHANNELS = 16
+#: Multiprocessors that NCCL's kernels occupy within a node, a block of a channel each: the channels that it opens among
+#: eight A100 or H100 behind NVSwitch (``24 coll channels`` of its log: nccl-tests issue 100, nccl issue 1259).
+CHANNELS = 24
+
+#: Operators within which an exchange has the product that it feeds, or that feeds it.
+_NEIGHBOURS = 8
 
 #: What an update of parameters in float32 is recorded as.
 _FULL, _FULL_BYTES = "float", 4
@@ -115,7 +118,7 @@ class Costs:
         sizes = [element_bytes(each.tensor.dtype) for each in self.units.capture.parameters if each.trained]
         if layout.shard == "fsdp" or not layout.master or not sizes or min(sizes) >= _FULL_BYTES:
             return 0.0
-        kept = elements / (layout.data if layout.shard == "zero1" else 1)
+        kept = elements / (layout.data if layout.shard in ("zero1", "zero2") else 1)
         moved = 2 * kept * (min(sizes) + _FULL_BYTES)
         return moved / self.step.device.dram.bandwidth_bytes_per_second
 
@@ -202,10 +205,40 @@ def costs_of(
     for row, operator in enumerate(capture.operators):
         if operator.name in _COLLECTIVES:
             seconds = _tensor_seconds(operator, layout, node)
+            if layout.overlap_tensor:
+                seconds = _exposed(seconds, _beside(prices, row), _COLLECTIVES[operator.name], layout.tensor)
             kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collectives")
             prices[row] = OperatorPrice(kernels=(kernel,))
     step = replace(step, prices=tuple(prices), host=step.host * host)
     return Costs(units=units, layout=layout, step=step, node=node)
+
+
+def _beside(prices: Sequence[OperatorPrice], row: int) -> float:
+    """Seconds of the product next to an exchange: the nearest on either side."""
+    for distance in range(1, _NEIGHBOURS):
+        for place in (row - distance, row + distance):
+            if 0 <= place < len(prices):
+                work = prices[place].work
+                if work is not None and work.kind == "matrix product":
+                    return prices[place].seconds
+    return 0.0
+
+
+def _exposed(seconds: float, product: float, collective: str, ranks: int) -> float:
+    """Seconds of an exchange that its product does not hide, both in as many parts as there are ranks.
+
+    A gather begins with the part that a rank has, so that ``ranks - 1`` parts arrive beside products; a sum ends with a
+    part that is sent behind the last product (Wang et al., "Overlap Communication with Dependent Computation via
+    Decomposition in Large Deep Learning Models", ASPLOS 2023, section 5). An all-reduce is a sum and a gather.
+
+    >>> _exposed(4.0, 8.0, "all_gather", 4), _exposed(4.0, 8.0, "reduce_scatter", 4)
+    (0.0, 1.0)
+    """
+    if collective == "all_reduce":
+        return sum(_exposed(seconds / 2, product, each, ranks) for each in ("all_gather", "reduce_scatter"))
+    part, work = seconds / ranks, product / ranks
+    late = (ranks - 1) * max(part - work, 0.0)
+    return late if collective == "all_gather" else late + part
 
 
 def _tensor_seconds(operator: CapturedOperator, layout: Layout, node: NodeSpec | None) -> float:

@@ -161,7 +161,8 @@ class _Stage:
                     members, micro_batch, chunk, gathers=self.sharded and (first_of_step or layout.pipeline == 1)
                 )
             else:
-                exchanges = self.parallel and (micro_batch == last or (self.sharded and layout.pipeline == 1))
+                each = self.sharded or layout.shard == "zero2"
+                exchanges = self.parallel and (micro_batch == last or (each and layout.pipeline == 1))
                 self._backward(members, micro_batch, chunk, exchanges=exchanges)
         self._update()
 
@@ -247,7 +248,7 @@ class _Stage:
         if self.sharded and (layout.pipeline == 1 or (not backward and micro_batch == 0)):
             total += sum(costs.copied_out(unit) for unit in members)
             beside += sum(costs.exchange("all_gather", costs.unit_bytes(unit)) for unit in members)
-        if backward and (last or (self.sharded and layout.pipeline == 1)):
+        if backward and (last or ((self.sharded or layout.shard == "zero2") and layout.pipeline == 1)):
             sizes = [costs.gradient_bytes(unit) for unit in members]
             if self.sharded:
                 total += sum(costs.copied_in(unit) for unit in members)
@@ -346,7 +347,7 @@ class _Stage:
         members = [unit for part in self.parts for unit in part]
         taken = self.costs.update(members)
         done = self.build_.run(self.stage, "update", taken, Phase.UPDATE, "", self.exchanged[-1:])
-        if self.parallel and self.costs.layout.shard == "zero1":
+        if self.parallel and self.costs.layout.shard in ("zero1", "zero2"):
             size = sum(self.costs.unit_bytes(unit) for unit in members)
             self.build_.add(
                 "all-gather of parameters", self.build_.stream(self.stage, 1), self.costs.exchange("all_gather", size),

@@ -10,10 +10,10 @@ from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Shard = Literal["none", "zero1", "fsdp"]
+Shard = Literal["none", "zero1", "zero2", "fsdp"]
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
-SHARDS: tuple[Shard, ...] = ("none", "zero1", "fsdp")
+SHARDS: tuple[Shard, ...] = ("none", "zero1", "zero2", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,13 @@ class Layout:
             one forward, one backward; ``interleaved`` the same with several chunks of the model on a stage.
         chunks: of the model on a stage, 1 but for ``interleaved``.
         micro_batches: that every copy of the model works on in a step.
-        shard: what the ranks of the data direction share: ``none`` (DDP), ``zero1`` the optimizer's states, ``fsdp``
-            parameters, gradients and states.
+        shard: what the ranks of the data direction share: ``none`` (DDP), ``zero1`` the optimizer's states, ``zero2``
+            gradients, too, which are exchanged with every micro-batch, ``fsdp`` parameters, gradients and states.
         bucket_bytes: of gradients that are exchanged together by DDP.
         overlap: whether exchanges of gradients begin while the backward pass still runs.
         sequence: whether tensor ranks hold a part of the sequence each between the layers that they share.
+        overlap_tensor: whether exchanges within layers run beside the products that they feed, in as many parts as
+            there are tensor ranks (user buffers of Transformer Engine, async tensor parallelism of PyTorch).
         master: whether parameters of 16 bits are kept in float32, too, for the optimizer.
         reduce_bytes: of an element of a gradient that is exchanged; 0 for that of the gradient itself.
         waits: whether a stage's host waits for its device after every message, as Megatron's does behind
@@ -49,6 +51,7 @@ class Layout:
     bucket_bytes: float = USUAL_BUCKET_MB * 2**20
     overlap: bool = True
     sequence: bool = False
+    overlap_tensor: bool = False
     master: bool = True
     reduce_bytes: int = 0
     waits: bool = False
@@ -78,6 +81,10 @@ class Layout:
         for name in ("data", "tensor", "pipeline", "micro_batches", "chunks"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}", f"got {getattr(self, name)}", "write 1 or more")
+        if self.shard == "zero2" and self.pipeline > 1:
+            raise InputError("--shard zero2", "gradients of stages stay until the last micro-batch", "use zero1")
+        if self.overlap_tensor and self.tensor == 1:
+            raise InputError("--overlap-tensor", "is of several tensor ranks", "add --tensor, or leave it out")
         if self.schedule == "interleaved":
             if self.chunks < 2 or self.pipeline < 2:
                 raise InputError("--schedule interleaved", "needs several stages of several chunks", "add --chunks 2")

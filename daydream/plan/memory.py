@@ -250,7 +250,7 @@ class _Holding:
     def _part(self, dims: tuple[int, ...], *, states: bool = False) -> int:
         """Elements of a parameter that the rank keeps: PyTorch divides the first dimension."""
         rows, rest = (dims[0], prod(dims[1:])) if dims else (1, 1)
-        divided = self.layout.shard == "fsdp" or (states and self.layout.shard == "zero1")
+        divided = self.layout.shard == "fsdp" or (states and self.layout.shard in ("zero1", "zero2"))
         return (ceil(rows / self.layout.data) if divided else rows) * rest
 
     def _updating(self) -> Iterator[Allocation]:
@@ -326,17 +326,34 @@ class _Holding:
         elif is_gradient:
             # Those of later micro-batches are added to the first one's.
             last = moments.count if micro_batch == 0 else born
+            return replace(life.held, bytes=self._gradient_bytes(life.held.bytes), born=born, died=max(last, born))
         elif life.died != NONE and not ends_here:
             last = moments.pass_end(life.born, micro_batch, forward=life.is_forward)
         elif life.died == NONE and micro_batch:
             last = born
         return replace(life.held, born=born, died=max(last, born))
 
+    def _gradient_bytes(self, size: int) -> int:
+        """Bytes of a gradient that stays: in the type of the exchange where ranks share states, and of ZeRO's second
+        stage a rank's part alone."""
+        layout = self.layout
+        if layout.shard == "none" or not self._parameter_bytes:
+            return size
+        kept = size * (layout.reduce_bytes or self._parameter_bytes) // self._parameter_bytes
+        return ceil(kept / layout.data) if layout.shard == "zero2" else kept
+
+    @cached_property
+    def _parameter_bytes(self) -> int:
+        """Bytes of an element of the widest parameter that is trained."""
+        trained = (each for each in self.units.capture.parameters if each.trained)
+        return max((element_bytes(each.tensor.dtype) for each in trained), default=0)
+
     # Buffers of collectives
 
     def _buckets(self) -> Iterator[Allocation]:
-        """DDP's buckets, into which gradients are copied."""
-        if self.layout.data == 1 or not self.layout.overlap or self.layout.pipeline > 1:
+        """DDP's buckets, into which gradients are copied; Megatron's and DeepSpeed's gradients lie in theirs."""
+        layout = self.layout
+        if layout.data == 1 or not layout.overlap or layout.pipeline > 1 or layout.shard != "none":
             return
         for each in (each for unit in self._members for each in self.units.parameters_of(unit) if each.trained):
             yield Allocation(each.tensor.bytes, NONE, self.moments.count, MemoryKind.GRADIENTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,13 @@ import numpy as np
 
 from daydream.graph.graph import Phase, TaskKind
 from daydream.graph.simulate import Timeline, simulate
+from daydream.operators.calls import OperatorPrice
+from daydream.operators.work import PRODUCT_KINDS
 from daydream.plan.costs import Costs, costs_of
 from daydream.plan.graph import plan_graph
 from daydream.plan.layout import Layout
 from daydream.plan.memory import RankMemory, rank_memory
+from daydream.report.arithmetic import peak_of
 from daydream.trace.trace import Floats
 from hal.support.errors import InputError
 
@@ -87,6 +91,36 @@ class PlannedStep:
         return total * self.layout.micro_batches / self.layout.pipeline
 
     @cached_property
+    def model_flops(self) -> float:
+        """Arithmetic of the model alone on a board, mean of all, of attention what masks leave: three times that of the
+        forward pass (once forward, twice backward), nothing computed again."""
+        return self._of_forward(lambda price, _: price.work.flops if price.work is not None else 0.0)
+
+    @property
+    def utilisation(self) -> float:
+        """Model-FLOPs utilisation by :attr:`model_flops`, at the data sheet's peaks of their types."""
+        return self._of_forward(lambda price, peak: price.work.flops / peak if price.work else 0.0) / self.seconds
+
+    @property
+    def usual_utilisation(self) -> float:
+        """Model-FLOPs utilisation as usually told (Chowdhery et al. 2022, appendix B): attention without masks."""
+        return self._of_forward(lambda price, peak: price.flops / peak) / self.seconds
+
+    def _of_forward(self, share: Callable[[OperatorPrice, float], float]) -> float:
+        units = self.costs.units
+        counts = np.bincount(units.captured, minlength=int(units.captured[-1]) + 1)
+        total = 0.0
+        for row in np.flatnonzero((units.unit >= 0) & (units.phase == Phase.FORWARD)).tolist():
+            price = self.costs.step.prices[row]
+            if price.work is None or price.work.kind not in PRODUCT_KINDS:
+                continue
+            peak = peak_of(self.device, price.work, ())
+            if peak is not None:
+                total += share(price, peak.flops_per_second) * float(counts[units.unit[row]])
+        times = 3 if units.capture.training else 1
+        return total * times * self.layout.micro_batches / self.layout.pipeline
+
+    @cached_property
     def shares(self) -> tuple[StageShares, ...]:
         """What every stage does."""
         return tuple(self._shares(stage) for stage in range(self.layout.pipeline))
@@ -151,6 +185,9 @@ class PlannedStep:
             "step_seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
             "flops_per_board_second": self.flops / self.seconds,
+            "model_flops_per_board_second": self.model_flops / self.seconds,
+            "model_flops_utilization": self.utilisation,
+            "usual_model_flops_utilization": self.usual_utilisation,
             "stages": [
                 {"kernels": each.kernels, "tensor": each.tensor, "exposed": each.exposed, "waiting": each.waiting}
                 for each in self.shares

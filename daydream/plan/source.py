@@ -53,7 +53,13 @@ def planned_units(
 def _captured(subject: Subject, options: CaptureOptions, tensor: int, *, sequence_parallel: bool) -> Capture:
     if tensor > 1:
         subject = _divided(subject, tensor, sequence_parallel=sequence_parallel)
-    return captured(subject, options)
+    try:
+        return captured(subject, options)
+    except InputError as error:
+        if tensor == 1 or not sequence_parallel:
+            raise
+        problem = f"the model counts tokens where a rank holds a part of them: {error.problem}"
+        raise InputError("--sequence-parallel", problem, "make attention a module of its own") from error
 
 
 def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subject:

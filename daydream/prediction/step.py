@@ -159,14 +159,17 @@ def predicted(
     """A captured step on every board.
 
     Raises:
-        InputError: a board runs no such library.
+        InputError: a board runs no such library or attention.
     """
     launching = [place for place, operator in enumerate(capture.operators) if operator.launches]
     calls = [(each.name, each.inputs, each.outputs) for each in map(capture.operators.__getitem__, launching)]
     steps = []
     for device in devices:
         prices = [OperatorPrice()] * len(capture.operators)
-        priced = operator_prices(calls, device, implementation, tf32=capture.tf32)
+        priced = operator_prices(
+            calls, device, implementation, attention=capture.attention, tf32=capture.tf32,
+            tf32_products=capture.dtype == "tf32",
+        )  # fmt: skip
         for place, price in zip(launching, priced, strict=True):
             prices[place] = price
         counts = [len(price.kernels) for price in prices]

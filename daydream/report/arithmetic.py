@@ -167,7 +167,8 @@ def peak_of(device: DeviceSpec, work: Work, kernels: Sequence[str]) -> Rate | No
     """
     dtype = work.dtype
     if work.kind in MODEL_WORK:
-        matrix_dtype = "tfloat32" if dtype == "float32" and algorithm_of(kernels) == "TF32" else dtype
+        is_tf32 = algorithm_of(kernels) == "TF32" or any(part.variant == "tfloat32" for part in work.parts)
+        matrix_dtype = "tfloat32" if dtype == "float32" and is_tf32 else dtype
         instruction = device.best_matrix_instruction(matrix_dtype)
         if instruction is not None:
             units = "Matrix" if instruction.is_by_wavefronts else "Tensor"

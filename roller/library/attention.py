@@ -48,7 +48,7 @@ def attention_seconds(
         InputError: the board has no Tensor Cores for the type, or is older than the kernels.
     """
     backward = direction == "backward"
-    instruction = _instruction(device, dtype, warps=kernels == "FlashAttention 2")
+    instruction = _instruction(device, dtype, warps=kernels in ("FlashAttention 2", "Triton"))
     setting = Setting(device=device, instruction=instruction, backward=backward, constants=constants)
     calls = Calls.of(sizes)
     kinds = family(calls, device, backward=backward) if kernels is None else np.full(calls.b.shape, kernels)

@@ -24,6 +24,8 @@ class KernelConstants:
     mask_instructions: float = 0.0
     # Bytes per cycle that one unit takes out of L2, by the copies that the kernel keeps in flight; 64 is the port.
     unit_bytes: float
+    # Share of the loads of a step that a block waits for, and others of its unit do not: 1 without stages.
+    exposed_loads: float = 0.0
     # Cycles of a step in which a block waits for its own loads and products; other blocks of the unit do not.
     step_cycles: float = 0.0
     # Cycles of a block around its steps, from the first loads to the last store: alone on its unit, and what it takes
@@ -98,6 +100,15 @@ class AttentionConstants:
             "TensorRT-LLM": KernelConstants(
                 exposed=0.335, score_instructions=1.29, mask_instructions=5.95, unit_bytes=44.4,
                 block_busy_cycles=1890.0, tail=0.552, start_cycles=8890.0, split_cycles=199.0, backward_share=0.7,
+            ),
+            # FlashAttention 1 as its Triton kernels of 2022 run it: one stage, so that loads, products and softmax
+            # follow each other; a mask on every tile; factors of the output through memory and back in every step.
+            # Instructions and stages from the source, the waiting and the share of the backward pass from what
+            # FlashAttention 2's paper (Dao 2023, section 4.1) has on an A100: 1.3 to 1.5 and 2 times its own.
+            "Triton": KernelConstants(
+                exposed=1.0, score_instructions=11.1, unit_bytes=33.0, exposed_loads=1.0, step_cycles=900.0,
+                block_cycles=3850.0, block_busy_cycles=1360.0, tail=0.528, start_cycles=2980.0,
+                backward_share=0.55,
             ),
         }
     )  # fmt: skip

@@ -224,6 +224,7 @@ def _busy_seconds(
     longer, shorter = np.maximum(step.products, step.softmax), np.minimum(step.products, step.softmax)
     shared = np.maximum(longer + kernel.exposed * shorter, step.load)
     waiting = (kernel.step_cycles + np.where(calls.paged, constants.page_cycles, 0.0)) * cycle
+    waiting = waiting + kernel.exposed_loads * step.load
     masked = step.mask * walk.edges
     ends = tile.stored * (tile.depth + tile.value_depth) * setting.dtype_bytes / kernel.unit_bytes * cycle
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from hal.spec.device import DeviceSpec
 from roller.library.gemm_types import Bools, Floats
 
-Family = Literal["FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM"]
+Family = Literal["FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM", "Triton"]
 
 #: Row blocks of a causal call that are looked at one by one; more are sampled evenly.
 SAMPLED_BLOCKS = 16
@@ -190,6 +190,8 @@ def tiles(calls: Calls, kind: Family, device: DeviceSpec) -> Tiles:
         return _tiles_of_two(calls, depth, device)
     if kind == "FlashAttention 3":
         return _tiles_of_three(calls, depth)
+    if kind == "Triton":
+        return _tiles_of_triton(depth)
     return _tiles_of_blackwell(calls, depth, kind)
 
 
@@ -262,6 +264,24 @@ def _tiles_of_three(calls: Calls, needed: Floats) -> Tiles:
         lone_warps=rows == 64,
         packed=packed,
         resident=ones,
+    )
+
+
+def _tiles_of_triton(needed: Floats) -> Tiles:
+    """FlashAttention 1 in Triton (``flash_attn_triton.py``, 2022): 128 x 128, elements padded to a power of two."""
+    depth = np.maximum(2 ** np.ceil(np.log2(needed)), 16)
+    rows = np.full(depth.shape, 128.0)
+    return Tiles(
+        rows=rows,
+        keys=rows,
+        depth=depth,
+        value_depth=depth,
+        stored=rows,
+        whole=True,
+        lone_warps=np.zeros(depth.shape, dtype=bool),
+        packed=np.zeros(depth.shape, dtype=bool),
+        # Four warps up to 64 elements, else eight, that name all registers.
+        resident=np.where(depth <= 64, 2.0, 1.0),
     )
 
 
@@ -347,7 +367,7 @@ def _splits(
         few = tile.packed & (blocks < 0.8 * 2 * units)
         splits[few] = _efficient_splits(blocks[few], np.ceil(calls.keys[few] / tile.keys[few]), 2 * units)
         return splits, splits > 1
-    if kind == "FlashAttention 4":
+    if kind in ("FlashAttention 4", "Triton"):
         return np.ones(steps.shape), np.zeros(steps.shape, dtype=bool)
     if kind == "TensorRT-LLM":
         # As many blocks as one round has room for.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -65,7 +66,7 @@ class LibraryCall:
             ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
             ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
             of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
-            ``attention``: :data:`PYTORCH_FLASH` where no newer kernels run.
+            ``attention``: the family of kernels that runs, where it is not the fastest that the board has.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -252,7 +253,7 @@ def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
 
 def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     check_call(first, device)
-    kernels = PYTORCH_FLASH if first.variant == PYTORCH_FLASH else None
+    kernels = cast("Family", first.variant) if first.variant else None
     times = attention_seconds(
         AttentionSizes(**dict(sizes)), device, dtype=first.dtype, direction=first.direction, kernels=kernels
     )

@@ -330,3 +330,21 @@ def test_convolutions_have_the_layout_that_cudnn_gives_them() -> None:
         ]
     # Of an image in NCHW, weights in NHWC make a result in NHWC.
     assert layouts == {torch.contiguous_format: [49, 49, 49], torch.channels_last: [1, 1, 1]}
+
+
+def test_autocast_to_bfloat16_casts_weights_that_are_float32_alone() -> None:
+    def casts_weights(parameters: str) -> bool:
+        model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU()).to("meta")
+        subject = Subject(title="norm", model=model, args=[torch.zeros(4, 16, device="meta")], batch=4)
+        step = capture(subject, training=True, dtype="amp-bfloat16", parameters=parameters)
+        norm, product = (
+            next(each for each in step.operators if each.name == name)
+            for name in ("aten::native_layer_norm", "aten::addmm")
+        )
+        # Norms stay in float32, products are of 16 bits.
+        assert (norm.outputs[0].dtype, product.outputs[0].dtype) == ("float", "c10::BFloat16")
+        forward = [each for each in step.operators if each.name == "aten::_to_copy" and each.phase == Phase.FORWARD]
+        return (32, 16) in [each.outputs[0].dims for each in forward]
+
+    # Gathered in bfloat16, as FSDP's mixed precision does, the weights need no cast of their own.
+    assert casts_weights("") and not casts_weights("bfloat16")

@@ -140,3 +140,34 @@ def test_tasks_name_block_and_pass(units_of_model: Callable[..., Any]) -> None:
     gathers = [graph.text(row) for row in range(len(graph)) if graph.text(row).startswith("all-gather")]
     assert gathers.count("all-gather blocks.3") == 2 and gathers.count("all-gather blocks.5") == 1
     assert np.isfinite(graph.bytes[[graph.text(row).startswith("reduce-scatter") for row in range(len(graph))]]).all()
+
+
+def test_exchange_beside_products_hides_all_but_the_last_part(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16", tensor=4, sequence=True)
+    board, node = load_device("h100-sxm"), load_node("hgx-h100")
+    waited = planned(units, Layout(tensor=4, data=2, sequence=True), board, node)
+    hidden = planned(units, Layout(tensor=4, data=2, sequence=True, overlap_tensor=True), board, node)
+    assert hidden.shares[0].tensor < waited.shares[0].tensor
+    assert hidden.flops == waited.flops
+
+
+def test_zero_two_exchanges_with_every_micro_batch(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    board, node = load_device("h100-sxm"), load_node("hgx-h100")
+    counts = []
+    for shard in ("zero1", "zero2"):
+        layout = Layout(data=8, shard=shard, micro_batches=3, bucket_bytes=2**20)  # type: ignore[arg-type]
+        graph = planned(units, layout, board, node).timeline.graph
+        counts.append(sum(graph.text(row).startswith("reduce-scatter") for row in range(len(graph))))
+    assert counts[1] == 3 * counts[0] > 0
+
+
+def test_flops_of_the_model_leave_out_what_is_computed_again(units_of_model: Callable[..., Any]) -> None:
+    board = load_device("h100-sxm")
+    once = planned(units_of_model("six", dtype="bfloat16"), Layout(), board, None)
+    again = planned(units_of_model("six", dtype="bfloat16", checkpoint="full"), Layout(), board, None)
+    assert again.model_flops == pytest.approx(once.model_flops)
+    assert again.flops > 1.1 * once.flops
+    # The embedding has no gradient of its input: all products go three ways.
+    assert once.model_flops == pytest.approx(once.flops, rel=0.02)
+    assert once.usual_utilisation == pytest.approx(once.utilisation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,3 +102,31 @@ def test_ddp_has_buckets(units_of_model: Callable[..., Any]) -> None:
     units = units_of_model("six")
     alone, many = (rank_memory(units, Layout(data=data), 0, DEVICE).main.peak_bytes for data in (1, 8))
     assert many - alone == 4 * (6 * BLOCK + ROOT)
+
+
+def gradients(memory: Any) -> int:
+    """Bytes of gradients at the end of the step."""
+    last = memory.main.operators
+    return sum(
+        each.bytes
+        for each in memory.main.held
+        if each.kind is MemoryKind.GRADIENTS and each.died == last and each.bytes
+    )
+
+
+def test_gradients_stay_in_the_type_of_their_exchange(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    elements = 6 * BLOCK + ROOT
+    # Megatron's gradients lie in the buffer that is exchanged: no copies in buckets.
+    states = Layout(data=4, shard="zero1")
+    assert gradients(rank_memory(units, states, 0, DEVICE)) == 2 * elements
+    assert gradients(rank_memory(units, replace(states, reduce_bytes=4), 0, DEVICE)) == 4 * elements
+    # DDP has both.
+    assert gradients(rank_memory(units, Layout(data=4), 0, DEVICE)) == 4 * elements
+
+
+def test_zero_two_keeps_a_part_of_the_gradients(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    first, second = (rank_memory(units, Layout(data=4, shard=shard), 0, DEVICE) for shard in ("zero1", "zero2"))
+    assert kept(first, MemoryKind.OPTIMIZER) == kept(second, MemoryKind.OPTIMIZER)
+    assert gradients(second) == pytest.approx(gradients(first) / 4, rel=1e-3)

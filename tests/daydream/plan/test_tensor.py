@@ -136,3 +136,51 @@ def test_heads_of_a_library_model_are_divided(tmp_path: Path) -> None:
     parted = planned_units(f"hf:{path}", options, tensor=4, sequence_parallel=True)
     norm = next(each for each in parted.capture.operators if each.module >= 0 and each.name == "aten::mean")
     assert norm.outputs[0].dims == (2, 4, 1)
+
+
+IN_BLOCK = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mixed, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        query, key, value = (t.view(b, s, -1, 16).transpose(1, 2) for t in self.mixed(self.norm(x)).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(b, s, -1))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(128, 64), nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def make(batch=2):
+    return Model(), (torch.zeros(batch, 32, dtype=torch.long),)
+"""
+
+
+def test_attention_within_a_block_that_counts_its_tokens_is_refused_in_one_line(tmp_path: Path) -> None:
+    from daydream.capture.options import CaptureOptions
+    from daydream.plan.source import planned_units
+
+    path = tmp_path / "inside.py"
+    path.write_text(IN_BLOCK)
+    options = CaptureOptions(batch=2)
+    assert exchanges(planned_units(f"{path}:make", options, tensor=2))
+    with pytest.raises(InputError, match="--sequence-parallel: the model counts tokens") as refused:
+        planned_units(f"{path}:make", options, tensor=2, sequence_parallel=True)
+    assert "\n" not in str(refused.value) and "module of its own" in refused.value.remedy

@@ -1,0 +1,71 @@
+"""Which of several library kernels a job runs for the same operator: versions of attention, products by way of TF32.
+
+PyTorch's ``scaled_dot_product_attention`` is FlashAttention 2 on every board from sm_80 on (``aten/.../flash_attn``);
+FlashAttention 3, cuDNN's kernels and those in Triton run where a job asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from daydream.operators.work import Work
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from hal.spec.device import DeviceSpec
+
+#: Versions of attention by the names of ``--attention``; those before the last two compute scores by kernels of their
+#: own (``efficient``), or write them out (``math``).
+VERSIONS = ("auto", "flash", "flash2", "flash3", "cudnn", "triton", "efficient", "math", "eager")
+
+#: What a capture of each dispatches: ``eager`` writes attention out.
+CAPTURED = {
+    "flash2": "flash", "flash3": "flash", "cudnn": "flash", "triton": "flash", "math": "eager",
+}  # fmt: skip
+
+#: The first boards with FlashAttention, the only ones that run FlashAttention 3, those with FlashAttention 4.
+_AMPERE, _HOPPER, _BLACKWELL = (8, 0), 9, 10
+
+
+def attention_kernels(version: str, device: DeviceSpec) -> str:
+    """The family of kernels (:data:`roller.library.attention_tiles.Family`) of a version on a board.
+
+    cuDNN's fused attention is as fast as FlashAttention 3 on Hopper and as 4 on Blackwell (Shah et al. 2024, figures 5
+    to 7), and about FlashAttention 2 before.
+
+    Raises:
+        InputError: the board does not run it.
+
+    >>> from hal.catalog import load_device
+    >>> [attention_kernels(each, load_device("h100")) for each in ("auto", "flash3", "cudnn", "triton")]
+    ['', 'FlashAttention 3', 'FlashAttention 3', 'Triton']
+    """
+    if version not in ("flash3", "cudnn", "triton"):
+        return ""
+    capability = device.compute_capability or (0, 0)
+    if version == "flash3" and capability[0] != _HOPPER:
+        raise InputError("--attention", f"{device.name} runs no FlashAttention 3", "use flash2 or cudnn")
+    if capability < _AMPERE:
+        raise InputError("--attention", f"{device.name} runs no {version} attention", "use efficient or math")
+    if version == "triton":
+        return "Triton"
+    if capability[0] == _BLACKWELL:
+        return "FlashAttention 4"
+    return "FlashAttention 3" if capability[0] == _HOPPER else "FlashAttention 2"
+
+
+def varied(work: Work, attention: str, *, tf32: bool) -> Work:
+    """The work by the kernels that a job runs.
+
+    Args:
+        work: of an operator.
+        attention: family of fused attention; empty for PyTorch's own.
+        tf32: whether products of float32 are multiplied as TensorFloat-32.
+    """
+    if attention and work.kind == "attention" and not any(part.efficient for part in work.parts):
+        return replace(work, parts=tuple(replace(part, variant=attention) for part in work.parts))
+    if tf32 and work.dtype == "float32" and work.kind == "matrix product":
+        parts = tuple(replace(part, variant="tfloat32") if part.data else part for part in work.parts)
+        return replace(work, parts=parts)
+    return work
