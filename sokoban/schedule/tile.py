@@ -173,18 +173,23 @@ class TileSchedule:
     def scalar_twin(self, problem: Any) -> TileSchedule:
         """The schedule with multiply-adds in place of matrix instructions: same block, steps, staging and padding.
 
-        It has as many threads wherever a warp's tile divides among 32 of them, which it does for multiples of 16.
+        It has as many threads as there are in warps that multiply wherever a tile divides among them, else more.
         """
         if not self.uses_matrix:
             return self
         roles = problem.roles
         rows, columns = self.block_of[roles.m], self.block_of[roles.n]
-        elements = rows * columns // self.threads_per_block
-        choices = [
-            (elements // width, width)
-            for width in range(1, elements + 1)
-            if elements % width == 0 and columns % width == 0 and rows % (elements // width) == 0
-        ]
+        warps = math.prod(self.threads_of.values())
+        most = max(1, rows * columns // (32 * warps))
+        choices = next(
+            found
+            for elements in range(most, 0, -1)
+            if (found := [
+                (elements // width, width)
+                for width in range(1, elements + 1)
+                if elements % width == 0 and columns % width == 0 and rows % (elements // width) == 0
+            ])
+        )  # fmt: skip
         height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
         thread = {axis: 1 for axis, _ in self.block} | {roles.m: height, roles.n: width}
         return replace(self, thread=sizes(thread), instruction=Instruction.FMA, cluster=0, launched=0)
