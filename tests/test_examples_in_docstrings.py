@@ -13,7 +13,12 @@ PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 
 
 #: Rooms whose modules import PyTorch, and modules that do.
-WITH_PYTORCH = ("daydream.capture.", "daydream.planners.", "bench.accuracy.plans", "bench.daydream.real_ranks")
+WITH_PYTORCH = (
+    "daydream.capture.", "daydream.planners.", "bench.accuracy.kernelbench", "bench.accuracy.plans",
+    "bench.daydream.real_ranks",
+)  # fmt: skip
+#: Modules that import TVM.
+WITH_TVM = ("codegen.gpu.source.text",)
 
 
 def modules() -> list[str]:
@@ -27,7 +32,7 @@ def results(name: str) -> doctest.TestResults:
     return doctest.testmod(importlib.import_module(name))
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if not name.startswith(WITH_PYTORCH)])
+@pytest.mark.parametrize("name", [name for name in modules() if not name.startswith((*WITH_PYTORCH, *WITH_TVM))])
 def test_examples_return_what_is_shown(name: str) -> None:
     report = results(name)
     assert report.attempted > 0 and report.failed == 0
@@ -36,5 +41,12 @@ def test_examples_return_what_is_shown(name: str) -> None:
 @pytest.mark.usefixtures("pytorch")
 @pytest.mark.parametrize("name", [name for name in modules() if name.startswith(WITH_PYTORCH)])
 def test_examples_beside_pytorch_return_what_is_shown(name: str) -> None:
+    report = results(name)
+    assert report.attempted > 0 and report.failed == 0
+
+
+@pytest.mark.usefixtures("device_compiler")
+@pytest.mark.parametrize("name", WITH_TVM)
+def test_examples_of_lowered_text_return_what_is_shown(name: str) -> None:
     report = results(name)
     assert report.attempted > 0 and report.failed == 0

@@ -44,6 +44,7 @@ def silent(line: str) -> None:
     del line
 
 
+@pytest.mark.usefixtures("device_compiler", "emulator")
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     first, second = InProcess(), InProcess()
     assert campaign(Log(tmp_path), 0, 1.0, 3, silent, first).operators == 3
@@ -52,6 +53,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert totals.operators == 5 and totals.core_seconds == 2.5 and not totals.failures
 
 
+@pytest.mark.usefixtures("device_compiler", "emulator")
 def test_other_code_starts_its_count_anew_with_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     campaign(Log(tmp_path), 0, 1.0, 3, silent, InProcess(wrong=(1,)))
     monkeypatch.setattr(module, "code_digest", lambda: "other")
@@ -60,6 +62,7 @@ def test_other_code_starts_its_count_anew_with_what_failed(tmp_path: Path, monke
     assert worker.examined == [1, 3]
 
 
+@pytest.mark.usefixtures("device_compiler", "emulator")
 def test_a_failing_operator_is_shrunk_and_written_as_a_file_of_operators(tmp_path: Path) -> None:
     lines: list[str] = []
     totals = campaign(Log(tmp_path), 0, 1.0, 3, lines.append, InProcess(wrong=(1,), hanging=(2,)))

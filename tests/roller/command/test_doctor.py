@@ -34,6 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(opencl, "opencl_available", lambda: None if "opencl" in has else "there is no OpenCL device")
     monkeypatch.setattr(opencl, "device_name", lambda: "cpu (Portable Computing Language 3.1)")
     monkeypatch.setattr(emulator, "emulator_available", lambda: None if "g++" in has else "there is no g++")
+    monkeypatch.setattr(emulator, "prepare_emulator", lambda: None)
     return has
 
 
