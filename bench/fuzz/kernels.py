@@ -49,6 +49,9 @@ CANDIDATES = 30
 #: Products of a matrix instruction that the emulator computes in the time of one point by multiply-adds.
 MATRIX_POINTS = 8
 
+#: Algorithms whose only lowerings say what they are.
+ALGORITHMS_BY_LOWERING = frozenset({"direct", "flash", "fused pair"})
+
 #: Points of a problem that is run at most, and elements of a thread of a processor's kernel: LLVM takes seconds for
 #: thousands of instructions.
 MOST_POINTS = 2**22
@@ -68,7 +71,7 @@ class Kernel:
     def kind(self) -> str:
         """Its lowerings and its algorithm in a word."""
         algorithm = self.program.algorithm
-        return "+".join(dict.fromkeys((*self.lowerings, *((algorithm,) if algorithm != "direct" else ()))))
+        return "+".join(dict.fromkeys((*self.lowerings, *({algorithm} - ALGORITHMS_BY_LOWERING))))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ class Kernel:
         names = list(self.lowerings)
         for name, part in zip(names, self.program.parts, strict=True):
             met.setdefault(name, set()).update(self._productions(part.problem))
-        if self.program.algorithm != "direct":
+        if self.program.algorithm not in ALGORITHMS_BY_LOWERING:
             met.setdefault(self.program.algorithm, set()).update(self._productions(self.program.form))
         return {name: sorted(found) for name, found in met.items()}
 
@@ -101,7 +104,8 @@ class Kernel:
         """Points of the problem that is run."""
         check = self.program.check()
         if check is not None:
-            return sum(_points(step.problem) for step in check.steps)
+            by_matrix = any(name.endswith(("warps", "groups")) for name in self.lowerings)
+            return sum(_points(step.problem) for step in check.steps) / (MATRIX_POINTS if by_matrix else 1)
         form, schedule = self.program.form, self.program.main.schedule
         assert isinstance(schedule, TileSchedule)
         if self.device == "cpu":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from bench.fuzz.targets import Target
+
 Data = dict[str, Any]
 
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -102,13 +104,36 @@ def _with_epilogue(chance: random.Random, data: Data, axis: str) -> Data:
     return {**data, "epilogue": steps} if steps else data
 
 
-_KINDS = (
-    attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line,
-)  # fmt: skip
-
-
 def named(chance: random.Random) -> Data:
     """Any of them."""
     return chance.choice(
         (attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line)
     )(chance)
+
+
+def wanted_attention(chance: random.Random, target: Target) -> Data:
+    """Attention or a gradient of it, with an option, for one of its lowerings."""
+    is_gradient = "gradient" in target.lowering
+    data: Data = (attention_gradient if is_gradient else attention)(chance)
+    if target.lowering.endswith("groups"):
+        data |= {"b": 1, "heads": 2, "kv_heads": 2, "queries": 1024, "keys": 1024, "head_dim": chance.choice((64, 128))}
+    elif target.lowering.endswith("slices"):
+        data |= {"b": 1, "queries": 1, "keys": chance.choice((4000, 8000))}
+    if target.lowering.endswith(("groups", "warps")):
+        data["dtype"] = chance.choice(_FLOATS[:2])
+    if target.name == "every key seen":
+        data["causal"] = False
+        data.pop("window", None)
+    elif target.name in ("causal", "window"):
+        data["causal"] = True
+    if target.name == "window":
+        data["window"] = chance.choice((17, 64, 130))
+    elif target.name == "heads share keys":
+        data["heads"] = 2 * data["kv_heads"]
+    elif target.name == "a head for every key":
+        data["heads"] = data["kv_heads"]
+    elif target.name == "more keys than queries":
+        data["keys"] = data["queries"] + chance.choice((33, 64, 1000))
+    elif target.name == "values of another size":
+        data["value_dim"] = 32 if data["head_dim"] != 32 else 64
+    return data

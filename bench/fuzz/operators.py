@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.fuzz.named import named
+from bench.fuzz.named import named, wanted_attention
 from bench.fuzz.productions import INSIDE, OUTSIDE
 from bench.fuzz.targets import FRAMES as TARGET_FRAMES
 from bench.fuzz.targets import Target, targets, with_production
@@ -719,6 +719,8 @@ def target_of(number: int) -> Target | None:
 
 
 def _drawn(chance: random.Random, target: Target | None) -> Data:
+    if target is not None and target.lowering.startswith("attention"):
+        return wanted_attention(chance, target)
     if target is not None:
         return _BY_NAME[chance.choice(TARGET_FRAMES[target.lowering])](Draw(chance, target))
     if chance.random() < 0.13:

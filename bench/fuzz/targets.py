@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bench.fuzz.productions import INSIDE, OUTSIDE, REDUCTIONS
+from bench.fuzz.productions import INSIDE, OPTIONS, OUTSIDE, REDUCTIONS
 from bench.fuzz.tables import POSSIBLE
 from bench.fuzz.values import COMPARISONS, UNARY, Term, Writer, positive, product, quotient, total, within
 
@@ -18,7 +18,8 @@ FRAMES: Mapping[str, tuple[str, ...]] = {
     "windows": ("windows",), "wmma": ("matrix_product",), "wgmma": ("matrix_product",), "bulk": ("matrix_product",),
     "pairs.warps": ("pair",), "pairs.multiply_adds": ("pair",), "split-k": ("long_reduction",),
     "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
-    "cpu.rows": ("reduction", "rows"),
+    "cpu.rows": ("reduction", "rows"), "attention.groups": ("attention",), "attention.slices": ("attention",),
+    "attention.gradient_warps": ("attention_gradient",), "attention.gradient_multiply_adds": ("attention_gradient",),
 }  # fmt: skip
 
 
@@ -28,8 +29,9 @@ class Target:
 
     Attributes:
         lowering: a key of :data:`FRAMES`.
-        place: ``inside`` of a reduction or ``outside``; empty for the reduction itself.
-        name: of the production, a function or a kind of index, pad or position; of a reduction its function.
+        place: ``inside`` of a reduction or ``outside``; empty for the reduction itself and for attention.
+        name: of the production, a function or a kind of index, pad or position; of a reduction its function; of
+            attention an option.
     """
 
     lowering: str
@@ -42,7 +44,9 @@ def targets() -> tuple[Target, ...]:
     """All of them, those of one lowering apart from each other."""
     by_lowering = []
     for lowering in FRAMES:
-        rows = sorted(row for row in POSSIBLE[lowering] if row.startswith((INSIDE, OUTSIDE)) or row in REDUCTIONS)
+        rows = sorted(
+            row for row in POSSIBLE[lowering] if row.startswith((INSIDE, OUTSIDE)) or row in REDUCTIONS + OPTIONS
+        )
         by_lowering.append([_target(lowering, row) for row in rows])
     longest = max(map(len, by_lowering))
     return tuple(group[place] for place in range(longest) for group in by_lowering if place < len(group))
@@ -51,6 +55,8 @@ def targets() -> tuple[Target, ...]:
 def _target(lowering: str, row: str) -> Target:
     if row in REDUCTIONS:
         return Target(lowering, "", row.split()[0])
+    if row in OPTIONS:
+        return Target(lowering, "", row)
     place, _, name = row.partition(" ")
     return Target(lowering, place, name)
 
