@@ -1,6 +1,6 @@
 """The hardware abstraction layer: what the compiler knows of a device, and the error that bad input raises.
 
-Names are imported when they are first used: what runs beside a GPU needs the error alone, and not msgspec.
+Names are imported when they are first used: code on a machine with a GPU needs the error alone, and not msgspec.
 """
 
 from __future__ import annotations

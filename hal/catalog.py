@@ -1,6 +1,6 @@
 """Devices by name or from a file, and where their numbers come from.
 
-The shipped devices are the ``devices/*.toml`` files beside this module; a file of the user's own has the same format,
+The shipped devices are the ``devices/*.toml`` files of this package; a file of the user's own has the same format,
 as TOML or JSON. ``device_schema`` describes it for editors.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hal.microbench.launcher import Board
 
 
-def known_board(board: Board) -> DeviceSpec | None:
+def shipped_board(board: Board) -> DeviceSpec | None:
     """The shipped spec whose name or alias is what the driver calls this board, or None."""
 
     try:
@@ -85,9 +85,9 @@ def provenance_of(device: DeviceSpec, key_path: str) -> str:
     (``limits``); a leading ``device.`` is dropped.
     """
     path = key_path.removeprefix("device.")
-    paths = [known for known, _ in leaves(device)]
+    paths = [leaf for leaf, _ in leaves(device)]
     text = source_of(device.provenance, path)
-    if text is None or not any(known == path or known.startswith(f"{path}.") for known in paths):
+    if text is None or not any(leaf == path or leaf.startswith(f"{path}.") for leaf in paths):
         import difflib
 
         close = difflib.get_close_matches(path, paths, n=1)

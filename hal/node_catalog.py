@@ -1,6 +1,6 @@
 """Nodes by name or from a file, and the node that a board usually sits in.
 
-The shipped nodes are the ``nodes/*.toml`` files beside this module; a file of the user's own has the same format, as
+The shipped nodes are the ``nodes/*.toml`` files of this package; a file of the user's own has the same format, as
 TOML or JSON.
 """
 
@@ -38,7 +38,7 @@ def load_node(name_or_path: str | os.PathLike[str]) -> NodeSpec:
 
 
 def is_node(name: str) -> bool:
-    """Whether a shipped node has this name or alias."""
+    """True if a shipped node has this name or alias."""
     return _by_name(name) is not None
 
 

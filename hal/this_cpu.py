@@ -52,8 +52,8 @@ def this_cpu() -> DeviceSpec:
     started = time.perf_counter()
     spec = cpu_now()
     seconds = time.perf_counter() - started
-    kept = _write(path, spec)
-    print(f"measured the {spec.unit_count} cores of this machine in {seconds:.0f} s; {kept}", file=sys.stderr)
+    cache_note = _write(path, spec)
+    print(f"measured the {spec.unit_count} cores of this machine in {seconds:.0f} s; {cache_note}", file=sys.stderr)
     return spec
 
 
@@ -68,7 +68,7 @@ def cpu_now(settings: Settings | None = None) -> DeviceSpec:
     """The cores of this process, measured now as work on them finds them: by the median of every quantity's readings.
 
     The fastest reading would be the processor's own; on a machine that others use too, that predicts kernels as they
-    run in the rare moments when nobody else does.
+    run in the rare moments when no other process does.
 
     Raises:
         InputError: a quantity cannot be measured, or the system does not say which caches there are.
@@ -80,8 +80,8 @@ def cpu_now(settings: Settings | None = None) -> DeviceSpec:
     run = measure_cpu(settings=settings)
     for name, reason in run.failures.items():
         raise InputError("device cpu", f"{name} cannot be measured: {reason}", "describe the processor in a file")
-    found = {key: replace(measurement, best=False) for key, measurement in run.found.items()}
-    return spec_of(THIS_CPU, read_topology(), found, host_architecture())
+    measurements = {key: replace(measurement, best=False) for key, measurement in run.found.items()}
+    return spec_of(THIS_CPU, read_topology(), measurements, host_architecture())
 
 
 def _write(path: Path, spec: DeviceSpec) -> str:

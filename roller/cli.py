@@ -114,21 +114,21 @@ def compile_command(
         check_readable(file)
         key = None
         if cached:
-            from roller.command.known import answer_key, keep_answer, known_answer, show_known
+            from roller.command.known import answer_key, keep_answer, show_stored, stored_answer
 
             key = answer_key(file, device, top_k, verify, method, algorithms)
-            known = known_answer(key)
-            if known is not None:
-                show_known(known, device, out, start, as_json=as_json)
+            answer = stored_answer(key)
+            if answer is not None:
+                show_stored(answer, device, out, start, as_json=as_json)
                 return
         from codegen.compile.cache import known_first
         from roller.algorithms import parse_algorithms
         from roller.command.tables import (
             compiled_json,
             is_lasting,
-            known_operator,
             print_compiled,
             refused_json,
+            stored_operator,
             struck_out_lines,
         )
         from roller.compile.bundles import write_bundle
@@ -155,8 +155,8 @@ def compile_command(
                     click.echo(compiled_json(compiled, bundle))
                 finished.append((compiled, bundle))
     if key is not None:
-        is_whole = not without and all(is_lasting(compiled, verify) for compiled, _ in finished)
-        keep_answer(key, [known_operator(compiled, bundle) for compiled, bundle in finished] if is_whole else [])
+        is_complete = not without and all(is_lasting(compiled, verify) for compiled, _ in finished)
+        keep_answer(key, [stored_operator(compiled, bundle) for compiled, bundle in finished] if is_complete else [])
     if finished and not as_json:
         print_compiled(finished, device, time.perf_counter() - start)
     for line in struck_out_lines([compiled for compiled, _ in finished]):

@@ -1,4 +1,4 @@
-"""What must be true of every device: the checks that building a :class:`hal.DeviceSpec` runs."""
+"""Checks of a device, which building a :class:`hal.DeviceSpec` runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ZERO_ALLOWED = frozenset({"compute_capability", "limits.shared_bytes_reserved_p
 
 
 def check(device: DeviceFields) -> None:
-    """Raise InputError at the first number that cannot be true of any device, or whose origin nobody names."""
+    """Raise InputError at the first number that cannot be true of any device, or that has no source."""
     _check_texts(device)
     for path, value in leaves(device):
         _check_number(path, value)

@@ -1,4 +1,4 @@
-"""What the compiler knows of an accelerator: its memory layers, execution units, limits and rates, as one frozen value.
+"""Accelerators as the compiler knows them: memory layers, execution units, limits and rates, as one frozen value.
 
 The thesis calls this the hardware abstraction layer (6.3.4, and 5.5.3 for RATIONAL's view of the same hardware): a
 device is a stack of memory layers with equal interfaces, and many rTile execution units (TEUs) at the top of it. A
@@ -45,7 +45,7 @@ class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=
         matrix_instructions: matrix multiply-accumulate instructions; may be empty.
         launch_overhead_seconds: device time between two dependent kernels of one stream that do nothing.
         block_launch_seconds: time between the starts of two blocks, the whole device together.
-        framework: what a call of a deep-learning framework costs; absent where nobody measured it.
+        framework: what a call of a deep-learning framework costs; absent where it was not measured.
         provenance: where the numbers come from: key path (``layers.dram.bandwidth_bytes_per_second``) or the start
             of one (``limits`` covers all below it) to the source in words. Every number is covered; the longest
             start that fits counts.
@@ -103,7 +103,7 @@ class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=
     def limited_flops(self, dtype: str) -> float | None:
         """FLOP/s of the ordinary pipelines under the board's power limit, or None where it lowers no clock.
 
-        Where nobody measured it for GEMMs it is what the clock left by a long float32 load gives busy lanes. The
+        Where it was not measured for GEMMs, it is the rate of busy lanes at the clock of a long float32 load. The
         sustained rate is no measure of it: there a library's own losses come on top.
         """
         clocks = self.clocks
@@ -122,18 +122,22 @@ class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def warp_group_instruction(self, input_dtype: str) -> MatrixInstruction | None:
         """The matrix instruction of warp groups for a type, or None."""
-        found = (each for each in self.matrix_instructions if each.is_by_groups and each.input_dtype == input_dtype)
-        return next(found, None)
+        matches = (each for each in self.matrix_instructions if each.is_by_groups and each.input_dtype == input_dtype)
+        return next(matches, None)
 
     def unit_pair_instruction(self, input_dtype: str) -> MatrixInstruction | None:
         """The matrix instruction of units and pairs of units for a type, or None."""
-        found = (each for each in self.matrix_instructions if each.is_by_unit_pairs and each.input_dtype == input_dtype)
-        return next(found, None)
+        matches = (
+            each for each in self.matrix_instructions if each.is_by_unit_pairs and each.input_dtype == input_dtype
+        )
+        return next(matches, None)
 
     def wavefront_instruction(self, input_dtype: str) -> MatrixInstruction | None:
         """The matrix instruction of AMD's wavefronts for a type, or None."""
-        found = (each for each in self.matrix_instructions if each.is_by_wavefronts and each.input_dtype == input_dtype)
-        return next(found, None)
+        matches = (
+            each for each in self.matrix_instructions if each.is_by_wavefronts and each.input_dtype == input_dtype
+        )
+        return next(matches, None)
 
     def best_matrix_instruction(self, input_dtype: str) -> MatrixInstruction | None:
         """The matrix instruction that a library uses for a type: the one that most warps work on together; or None."""

@@ -79,7 +79,7 @@ def device_from_text(data: bytes, shown: str) -> DeviceSpec:
 
 
 def table_from_text(data: bytes, shown: str) -> Any:
-    """What the bytes of a file called `shown` hold: JSON where the name ends in ``.json``, else TOML.
+    """Table in the bytes of a file called `shown`: JSON where the name ends in ``.json``, else TOML.
 
     Raises:
         InputError: the text is malformed; the error names the line.
@@ -103,8 +103,8 @@ def _toml(data: bytes, shown: str) -> Any:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         message, _, place = str(error).partition(" (at ")
-        found = re.match(r"line (\d+)", place)
-        line = found[1] if found else "the last" if place.startswith("end") else "unknown"
+        match = re.match(r"line (\d+)", place)
+        line = match[1] if match else "the last" if place.startswith("end") else "unknown"
         raise InputError(f"{shown}: line {line}", f"is not TOML: {message}", "correct the line") from None
     except (RecursionError, ValueError):
         raise InputError(shown, "is not TOML: nested too deeply or a number too long", "correct the file") from None
@@ -115,8 +115,8 @@ def _json(data: bytes, shown: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        found = re.fullmatch(r"(?:JSON is malformed: )?(.*?)(?: \(byte (\d+)\))?", str(error), re.DOTALL)
-        message, offset = (found[1].partition(" - at ")[0], found[2]) if found else (str(error), None)
+        match = re.fullmatch(r"(?:JSON is malformed: )?(.*?)(?: \(byte (\d+)\))?", str(error), re.DOTALL)
+        message, offset = (match[1].partition(" - at ")[0], match[2]) if match else (str(error), None)
         end = len(text) if offset is None else int(offset)
         line = text.encode().count(b"\n", 0, end) + 1
         raise InputError(f"{shown}: line {line}", f"is not JSON: {message}", "correct the line") from None
@@ -133,8 +133,8 @@ _IN_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "array
 
 def _explained(message: str, raw: Any) -> InputError:
     """msgspec's complaint about ``$.layers[3].capacity_bytes``, with the key path and the value as we show them."""
-    found = _PATH.match(message)
-    what, steps = (found["what"], found["path"] or "") if found else (message, "")
+    match = _PATH.match(message)
+    what, steps = (match["what"], match["path"] or "") if match else (message, "")
     path, value = _followed(steps, raw)
     if field := re.fullmatch(r"Object missing required field `(.*)`", what):
         return InputError(f"{path}.{field[1]}", "is missing", "add it; docs/devices.md describes every key")
@@ -204,9 +204,9 @@ def _unknown_key(path: str, key: str) -> InputError:
     import difflib
 
     table = path.removeprefix("device").removeprefix(".").partition(".")[0].partition("[")[0]
-    known = list(_struct_fields()[_STRUCT_AT.get(table, "DeviceSpec")])
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    remedy = f"did you mean {close[0]}?" if close else f"the keys here are {listed(known)}"
+    keys = list(_struct_fields()[_STRUCT_AT.get(table, "DeviceSpec")])
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
+    remedy = f"did you mean {close[0]}?" if close else f"the keys here are {listed(keys)}"
     return InputError(f"{path}.{key}", "is not a key of a device file", remedy)
 
 

@@ -25,7 +25,7 @@ GENERATIONS: Mapping[LinkKind, tuple[int, ...]] = {"nvlink": (3, 4, 5), "pcie": 
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What joins the boards of a node.
+    """Connection between the boards of a node.
 
     Attributes:
         kind: ``nvlink`` or ``pcie``.
@@ -46,7 +46,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Collectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What nccl-tests gives on a small and on a large message; a node's latency is its boards' as much as its links'.
+    """Figures of nccl-tests for a small and a large message; a node's latency is its boards' as much as its links'.
 
     Attributes:
         call_seconds: a call of a few bytes without the steps of its ring.
@@ -60,7 +60,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What joins nodes.
+    """Connection between nodes.
 
     Attributes:
         title: ``InfiniBand HDR``.
@@ -148,9 +148,9 @@ def _check(node: NodeSpec) -> None:
             raise _bad(path, value, "a number above 0")
         if source_of(node.provenance, path) is None:
             raise InputError(f"node.{path}", "has no source", f'add "{path}" to [provenance]')
-    known = {path for path, _ in node_leaves(node)}
+    leaf_paths = {path for path, _ in node_leaves(node)}
     for path in node.provenance:
-        if not any(leaf == path or leaf.startswith(f"{path}.") for leaf in known):
+        if not any(leaf == path or leaf.startswith(f"{path}.") for leaf in leaf_paths):
             raise InputError(f"node.provenance.{path}", "is the source of no number", "correct the key path")
     if not node.devices:
         raise InputError("node.devices", "is empty", "name the boards that the node comes with")
@@ -160,8 +160,8 @@ def _check(node: NodeSpec) -> None:
 def _check_links(node: NodeSpec) -> None:
     link, network = node.link, node.network
     if link.generation not in GENERATIONS[link.kind]:
-        known = listed([str(generation) for generation in GENERATIONS[link.kind]])
-        raise _bad("link.generation", link.generation, f"one of {known} for {link.kind}")
+        generations = listed([str(generation) for generation in GENERATIONS[link.kind]])
+        raise _bad("link.generation", link.generation, f"one of {generations} for {link.kind}")
     if node.boards < 2 or (link.topology == "pair" and node.boards != 2):
         raise _bad("boards", node.boards, "2, as link.topology says" if link.topology == "pair" else "2 or more")
     if link.reduces and link.topology != "switch":

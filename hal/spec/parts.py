@@ -52,18 +52,18 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         transaction_bytes: the smallest transfer; a request for less moves this much.
         bank_count: ports that serve one request together; absent when the layer has no banks we plan around.
         bank_width_bytes: bytes one bank delivers per cycle; absent together with ``bank_count``.
-        latency_seconds: from a dependent load to its value on an idle device; absent where nobody published it.
+        latency_seconds: from a dependent load to its value on an idle device; absent where no source gives it.
         scattered_bytes_per_second: rate of reads of ``transaction_bytes`` each, far apart, so that every one activates
-            another DRAM row; absent where nobody measured it.
+            another DRAM row; absent where it was not measured.
         translation_reach_bytes: how much memory a unit can read at a time with the address translations it keeps (its
-            TLB); absent where reads do not wait for translations, or nobody measured it.
+            TLB); absent where reads do not wait for translations, or it was not measured.
         translation_miss_seconds: time between two misses of a unit's translations; absent together with
             ``translation_reach_bytes``.
         managed_by: who decides what lies in it: the ``program``, by copies, or the ``hardware``, as a cache. Absent
             where the layer's name says so: shared and local memory are the program's, ``l2`` of a GPU is a cache.
-        associativity: lines whose addresses fall together that a cache keeps at a time; absent where nobody plans
+        associativity: lines whose addresses fall together that a cache keeps at a time; absent where no plan needs it
             around it.
-        partitions: parts of a cache, each beside some of the units, that keep lines of their own: a line that units
+        partitions: parts of a cache, each near some of the units, that keep lines of their own: a line that units
             of all sides read lies in each of them. Absent where the cache is one.
     """
 
@@ -84,7 +84,7 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def is_cache(self) -> bool:
-        """Whether the hardware decides what lies in it, as far as the spec says so."""
+        """True if the hardware decides what lies in it, as far as the spec says so."""
         return self.managed_by == "hardware"
 
 
@@ -98,7 +98,7 @@ class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         resident_per_unit: TEUs one unit keeps in flight at most.
         lane: what a lane is: a ``thread`` with registers and addresses of its own, or an ``element`` of vectors that
             one thread computes with.
-        chain_cycles: cycles from one multiply-add to the next that needs its result; absent where nobody plans by it.
+        chain_cycles: cycles from one multiply-add to the next that needs its result; absent where no plan needs it.
         issue_per_cycle: instructions that a unit starts in a cycle, of whatever kind; absent where TEUs start one each.
     """
 
@@ -144,7 +144,7 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         peak_flops: datasheet FLOP/s of the device at boost clock, dense operands.
         sustained_flops: FLOP/s that a long-running kernel written with this interface reaches.
         best_flops: FLOP/s of the best library product, of any length: the clock has not fallen yet; absent where
-            nobody measured or estimated it.
+            it was neither measured nor estimated.
         power_limited_flops: FLOP/s that a large library product is left with once the board has been at its power
             limit for long and lowered its clock for good; absent where the limit does not bind.
     """
@@ -160,28 +160,28 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def key(self) -> str:
-        """How key paths name this instruction: ``float16-float32`` is float16 inputs, float32 accumulators; warp
+        """Name in key paths: ``float16-float32`` is float16 inputs, float32 accumulators; warp
         groups' are ``float16-float32-wgmma``, a pair of units' ``float16-float32-tcgen05``."""
         return rate_key(self.name, self.input_dtype, self.accumulate_dtype)
 
     @property
     def is_by_groups(self) -> bool:
-        """Whether four warps execute it together."""
+        """True if four warps execute it together."""
         return self.name == WARP_GROUPS
 
     @property
     def is_by_unit_pairs(self) -> bool:
-        """Whether a unit, or a pair of units, executes it."""
+        """True if a unit, or a pair of units, executes it."""
         return self.name == UNIT_PAIRS
 
     @property
     def is_by_wavefronts(self) -> bool:
-        """Whether a wavefront of AMD's executes it."""
+        """True if a wavefront of AMD's executes it."""
         return self.name == WAVEFRONTS
 
     @property
     def is_by_warps(self) -> bool:
-        """Whether a single warp executes it."""
+        """True if a single warp executes it."""
         return not (self.is_by_groups or self.is_by_unit_pairs or self.is_by_wavefronts)
 
 
@@ -192,8 +192,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dtype: the element type.
         peak_flops: FLOP/s of the device at boost clock with every lane doing a fused multiply-add each cycle.
         sustained_flops: FLOP/s that long-running library GEMMs reach, with the clock that load leaves.
-        best_flops: FLOP/s of the best library GEMM, of any length: the clock has not fallen yet; absent where nobody
-            measured it.
+        best_flops: FLOP/s of the best library GEMM, of any length: the clock has not fallen yet; absent where it was
+            not measured.
         power_limited_flops: FLOP/s of a GEMM with the largest tiles and an idle DRAM once the board has been at its
             power limit for long and lowered its clock for good; absent where the limit does not bind.
     """
@@ -206,7 +206,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one launch, block, thread and unit may use. A unit is an SM, a CU or a tile; a register has 32 bits.
+    """Most that one launch, block, thread and unit may use. A unit is an SM, a CU or a tile; a register has 32 bits.
 
     Attributes:
         threads_per_block: threads in one block (work-group).
@@ -257,7 +257,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one call of a deep-learning framework costs however small its tensors are, host and device together.
+    """Cost of one call of a deep-learning framework however small its tensors are, host and device together.
 
     GPU events right before and right after the call, nothing else in flight: the host prepares and launches while the
     device waits. It depends on the host of the board as much as on the board.
@@ -277,7 +277,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     layer_norm_call_seconds: Positive | None = None
 
 
-#: Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1).
+#: Stands in for a board without measurements: the medians over the boards of the NeuSight data set (PyTorch 2.1).
 TYPICAL_FRAMEWORK = Framework(call_seconds=30e-6, matmul_call_seconds=34e-6, linear_call_seconds=58e-6)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 def write_atomic(path: Path | str, data: bytes | str) -> None:
     """Replace the file at ``path`` in one step.
 
-    The data goes to a temporary file beside it, which is renamed when complete and removed when anything, a full disk
-    or Ctrl-C included, stops the writing. Text is written as UTF-8 with its line ends as they are.
+    The data goes to a temporary file in the same folder, which is renamed when complete and removed when anything, a
+    full disk or Ctrl-C included, stops the writing. Text is written as UTF-8 with its line ends as they are.
     """
     target = Path(path)
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".part", dir=target.parent)
@@ -33,7 +33,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 def staged_directory(final: Path | str) -> Iterator[Path]:
     """A directory to fill; it becomes ``final`` when the block ends and disappears when the block fails.
 
-    It is built under a temporary name beside ``final``. A directory already at ``final`` stays untouched until the new
+    It is built under a temporary name next to ``final``. A directory already at ``final`` stays untouched until the new
     one is complete, then gives way to it; if that last step fails, it is put back.
     """
     target = Path(final)

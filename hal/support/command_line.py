@@ -1,4 +1,4 @@
-"""What the command lines have in common: every foreseeable failure is one line on stderr and an exit code."""
+"""Common parts of the command lines: every foreseeable failure is one line on stderr and an exit code."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ class NativeLibrary:
 
     def built(self) -> ctypes.CDLL | None:
         """The library as soon as the compiler is done; None where there will never be one."""
-        found = self.library()
+        library = self.library()
         if self._compilation is not None:
             self._compilation.wait()
-            found = self.library()
-        return found
+            library = self.library()
+        return library
 
     def _look(self) -> None:
         """Load what is there; start the compiler where nothing is."""
@@ -66,7 +66,7 @@ class NativeLibrary:
         return cache_folder("native") / f"{self.source.stem}-{key[:32]}.so"
 
     def _started(self) -> subprocess.Popen[bytes] | None:
-        """The compiler at work on a file beside the library's, which it becomes when complete; None without one."""
+        """The compiler at work on a file next to the library's, which it becomes when complete; None without one."""
         compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
         if compiler is None:
             return None

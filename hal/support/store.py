@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hal.support.atomic import write_atomic
 
-#: Bytes that a store may hold where nobody has said otherwise.
+#: Bytes that a store may hold by default.
 DEFAULT_LIMIT_BYTES = 1 << 30
 
 #: Share of the limit that is left when a store had to be cut, so that the next result does not cut it again.
@@ -31,12 +31,12 @@ def digest(*texts: str | bytes) -> str:
     >>> digest("ab", "c") == digest("a", "bc")
     False
     """
-    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest_of_all = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for text in texts:
         data = text.encode() if isinstance(text, str) else text
-        whole.update(len(data).to_bytes(8, "little"))
-        whole.update(data)
-    return whole.hexdigest()
+        digest_of_all.update(len(data).to_bytes(8, "little"))
+        digest_of_all.update(data)
+    return digest_of_all.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Store:
             os.utime(path)
         except OSError:
             return None
-        kept, result = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        if hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest() == kept:
+        checksum, result = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest() == checksum:
             return result
         with suppress(OSError):
             path.unlink()
@@ -96,11 +96,11 @@ class Store:
 
     def trim(self) -> None:
         """Remove results, the longest unused first, where all together take more than the limit."""
-        found = sorted(self._found())
-        total, limit = sum(size for _, size, _ in found), self.limit_bytes
+        entries = sorted(self._entries())
+        total, limit = sum(size for _, size, _ in entries), self.limit_bytes
         if total <= limit:
             return
-        for _, size, path in found:
+        for _, size, path in entries:
             if total <= CUT_TO * limit:
                 return
             with suppress(OSError):
@@ -109,13 +109,13 @@ class Store:
 
     def clear(self) -> None:
         """Remove every result; the limit stays."""
-        for _, _, path in self._found():
+        for _, _, path in self._entries():
             with suppress(OSError):
                 path.unlink()
 
     def usage(self) -> tuple[int, int]:
-        """How many results there are, and their bytes."""
-        sizes = [size for _, size, _ in self._found()]
+        """Number of results, and their bytes."""
+        sizes = [size for _, size, _ in self._entries()]
         return len(sizes), sum(sizes)
 
     def _make(self) -> None:
@@ -124,7 +124,7 @@ class Store:
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / key[2:]
 
-    def _found(self) -> Iterator[tuple[int, int, Path]]:
+    def _entries(self) -> Iterator[tuple[int, int, Path]]:
         """Last use in ns, bytes and place of every result, and of what a killed process left half-written."""
         for path in self.folder.glob("??/*"):
             with suppress(OSError):

@@ -56,15 +56,15 @@ def without_columns(table: Table, headers: Collection[str]) -> Table:
     """The table without the columns of those headers."""
     if not headers:
         return table
-    kept = [column for column in table.columns if column.header not in headers]
+    columns = [column for column in table.columns if column.header not in headers]
     narrower = Table(
         title=table.title, title_justify=table.title_justify, box=table.box, pad_edge=table.pad_edge
     )  # fmt: skip
-    for column in kept:
+    for column in columns:
         narrower.add_column(
             column.header, justify=column.justify, overflow=column.overflow, style=column.style, no_wrap=column.no_wrap
         )
-    cells = zip(*(column.cells for column in kept), strict=True)
+    cells = zip(*(column.cells for column in columns), strict=True)
     for row, texts in zip(table.rows, cells, strict=True):
         narrower.add_row(*texts, style=row.style, end_section=row.end_section)
     return narrower

@@ -1,4 +1,4 @@
-"""What this copy of Roller was built from: ``--version`` of every program.
+"""Origin of this copy of Roller, which ``--version`` of every program prints.
 
 Builds import this too, so it needs the standard library alone.
 """

@@ -36,7 +36,7 @@ ALGORITHMS = (DIRECT, *_CONSIDER)
 def algorithms_of(
     placed: PlacedForm, direct: RProgram, algorithms: Collection[str] = ALGORITHMS
 ) -> tuple[Considered, ...]:
-    """What the ``algorithms`` make of an operator, whose best program of one kernel is ``direct``."""
+    """Programs of an operator by the ``algorithms``; its best program of one kernel is ``direct``."""
     asked = {name: consider for name, consider in _CONSIDER.items() if name in algorithms}
     device = placed.device
     if device.code_generator is None or device.teu.lane != "thread":

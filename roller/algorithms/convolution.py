@@ -53,7 +53,7 @@ class Convolution:
 
     @property
     def channels_last(self) -> bool:
-        """Whether channels are the innermost dimension of the data."""
+        """True if channels are the innermost dimension of the data."""
         return self.data.indices[-1].is_plain_axis
 
 
@@ -77,20 +77,22 @@ def convolution_of(form: KernelForm) -> Convolution | None:
 
 def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
     """The convolution of ``data`` by ``weights``; None where their axes have other roles."""
-    plain, in_weights = _plain_axes(data), _plain_axes(weights)
+    in_data, in_weights = _axes_read_directly(data), _axes_read_directly(weights)
     sides = [_side(form, index) for index in data.indices if len(index.axes) == 2]
-    known = [side for side in sides if side is not None]
-    if not 1 <= len(known) == len(sides) <= MOST_DIMENSIONS or len(data.indices) != len(plain) + len(known):
+    window_sides = [side for side in sides if side is not None]
+    if not 1 <= len(window_sides) == len(sides) <= MOST_DIMENSIONS or len(data.indices) != len(in_data) + len(
+        window_sides
+    ):
         return None
-    if not _is_filter(weights, in_weights, len(known) + 2):
+    if not _is_filter(weights, in_weights, len(window_sides) + 2):
         return None
-    outputs, taps = tuple(side.output for side in known), tuple(side.tap for side in known)
+    outputs, taps = tuple(side.output for side in window_sides), tuple(side.tap for side in window_sides)
     channels = [axis for axis in form.reduced if axis not in taps]
     filters = [axis for axis in form.spatial if axis in in_weights]
     images = [axis for axis in form.spatial if axis not in (*filters, *outputs)]
     if len(channels) != 1 or len(filters) != 1 or len(images) > 1:
         return None
-    if set(in_weights) != {*channels, *filters, *taps} or sorted(plain) != sorted([*channels, *images]):
+    if set(in_weights) != {*channels, *filters, *taps} or sorted(in_data) != sorted([*channels, *images]):
         return None
     return Convolution(
         images=images[0] if images else None,
@@ -99,22 +101,22 @@ def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
         outputs=outputs,
         taps=taps,
         counts=tuple(form.sizes[tap] for tap in taps),
-        strides=tuple(side.stride for side in known),
-        dilations=tuple(side.dilation for side in known),
+        strides=tuple(side.stride for side in window_sides),
+        dilations=tuple(side.dilation for side in window_sides),
         data=data,
         weights=weights,
-        flipped=tuple(side.flipped for side in known),
+        flipped=tuple(side.flipped for side in window_sides),
     )
 
 
-def _plain_axes(load: Load) -> list[str]:
+def _axes_read_directly(load: Load) -> list[str]:
     """The axes that are indices by themselves."""
     return [index.axes[0] for index in load.indices if index.is_plain_axis]
 
 
-def _is_filter(weights: Load, plain: Sequence[str], count: int) -> bool:
-    """Whether a tensor is read at so many different axes, and nowhere beyond its end."""
-    return len(weights.indices) == len(set(plain)) == len(plain) == count and weights.pad is None
+def _is_filter(weights: Load, axes: Sequence[str], count: int) -> bool:
+    """True if a tensor is read at so many different axes, and nowhere beyond its end."""
+    return len(weights.indices) == len(set(axes)) == len(axes) == count and weights.pad is None
 
 
 class _Side(NamedTuple):

@@ -1,4 +1,4 @@
-"""Gradients of attention in one kernel each: no table of logits passes through memory, and nobody adds in disorder.
+"""Gradients of attention in one kernel each: no table of logits passes through memory, and sums have a fixed order.
 
 FlashAttention 2 walks the keys in one kernel and adds to the gradient of the queries atomically: five products, and
 results that differ from run to run. Two kernels that each compute logits and their gradients anew take seven, need no

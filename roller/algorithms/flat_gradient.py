@@ -63,10 +63,10 @@ class FlatGradient:
         small = needed_sizes(layout.sizes, [(problem, cut_sizes(problem, tile)) for problem, tile in tiles])
         count, length = min(small[layout.slice], MOST_SLICES), small[layout.place]
         # As many taps short of whole ones of a grid as there were, so that the same dimensions are whole.
-        whole = zip(layout.taps_along, roles.dilations, _of(form, roles.outputs), strict=True)
-        kept = [min(along, MOST_TAPS) for along in layout.taps_along]
-        taps = [size - apart * (along - few) for (along, apart, size), few in zip(whole, kept, strict=True)]
-        moved = [stride * (few - 1) for stride, few in zip(roles.strides, kept, strict=True)]
+        spans = zip(layout.taps_along, roles.dilations, _of(form, roles.outputs), strict=True)
+        taps_along = [min(along, MOST_TAPS) for along in layout.taps_along]
+        taps = [size - dilation * (along - few) for (along, dilation, size), few in zip(spans, taps_along, strict=True)]
+        moved = [stride * (few - 1) for stride, few in zip(roles.strides, taps_along, strict=True)]
         # Slices are whole images; lines and images are as many as give a slice its places.
         windows = [min(size, LEAST_LINES) for size in roles.counts]
         for side in reversed(range(len(windows))):
@@ -75,7 +75,7 @@ class FlatGradient:
             windows[side] = max(windows[side], min(roles.counts[side], -(-length // others) - moved[side]))
         places = math.prod(size + more for size, more in zip(windows, moved, strict=True))
         images = -(-length // places)
-        sizes = {axis: min(small[axis], form.sizes[axis]) for axis in layout.kept}
+        sizes = {axis: min(small[axis], form.sizes[axis]) for axis in layout.matrix_axes}
         sizes |= dict(zip(roles.outputs, taps, strict=True)) | dict(zip(roles.taps, windows, strict=True))
         return resize(form, {**sizes, roles.channels: images * count}), FlatGradient(count, images * places)
 
@@ -103,7 +103,7 @@ class _Layout:
         return roles
 
     @property
-    def kept(self) -> tuple[str, str]:
+    def matrix_axes(self) -> tuple[str, str]:
         """Axes of the channels and of the filters."""
         assert self.roles.images is not None
         return self.roles.images, self.roles.filters
@@ -157,7 +157,7 @@ class _Layout:
     def extents(self) -> tuple[int, ...]:
         """Lines of the copies, and places of a line."""
         sides = zip(self.roles.counts, self.taps_along, self.roles.strides, strict=True)
-        return tuple(count + apart * (taps - 1) for count, taps, apart in sides)
+        return tuple(count + dilation * (taps - 1) for count, taps, dilation in sides)
 
     @property
     def places(self) -> int:
@@ -167,7 +167,7 @@ class _Layout:
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Sizes of all axes of all kernels."""
-        channels, filters = self.kept
+        channels, filters = self.matrix_axes
         data, weights = self._tensor_of(self.roles.data), self._tensor_of(self.roles.weights)
         sizes = self.form.sizes
         return {
@@ -194,18 +194,18 @@ class _Layout:
 
     @cached_property
     def _moved(self) -> Tensor:
-        axes = (self.image, *self.lines, *self.parities, self.kept[0])
+        axes = (self.image, *self.lines, *self.parities, self.matrix_axes[0])
         return self._tensor("image", axes, self._tensor_of(self.roles.data).dtype)
 
     @cached_property
     def _outer(self) -> Tensor:
-        axes = (self.roles.channels, *self.lines, self.kept[1])
+        axes = (self.roles.channels, *self.lines, self.matrix_axes[1])
         return self._tensor("outer", axes, self._tensor_of(self.roles.weights).dtype)
 
     @property
     def _sum_axes(self) -> tuple[str, ...]:
         between = zip(self.steps, self.parities, strict=True) if self.parities else ((step,) for step in self.steps)
-        return (self.slice, *(axis for axes in between for axis in axes), *self.kept)
+        return (self.slice, *(axis for axes in between for axis in axes), *self.matrix_axes)
 
     @cached_property
     def _sums(self) -> Tensor:
@@ -223,7 +223,7 @@ class _Layout:
         }
 
     def _image(self) -> KernelForm:
-        roles, (channels, _) = self.roles, self.kept
+        roles, (channels, _) = self.roles, self.matrix_axes
         moved = {roles.channels: AffineIndex.axis(self.image)}
         for side, (output, tap) in enumerate(zip(roles.outputs, roles.taps, strict=True)):
             moved[tap] = AffineIndex.axis(self.lines[side])
@@ -237,11 +237,11 @@ class _Layout:
         roles = self.roles
         lines = {tap: AffineIndex.axis(line) for tap, line in zip(roles.taps, self.lines, strict=True)}
         value = Load(roles.weights.tensor, tuple(index.substitute(lines) for index in roles.weights.indices), 0.0)
-        axes = (roles.channels, *self.lines, self.kept[1])
+        axes = (roles.channels, *self.lines, self.matrix_axes[1])
         return kernel_of(self.form, self.sizes, [self._tensor_of(roles.weights)], self._outer, axes, value)
 
     def _product(self) -> KernelForm:
-        channels, filters = self.kept
+        channels, filters = self.matrix_axes
         moved, outer, length = self._moved, self._outer, self.split.length
         inside = moved.shape[1 + len(self.extents) :]
         flat = replace(
@@ -264,11 +264,11 @@ class _Layout:
         taps = (size * stride for size, stride in zip(self.taps_along, roles.dilations, strict=True))
         viewed = replace(
             sums,
-            shape=(self.split.count, *taps, *(self.sizes[axis] for axis in self.kept)),
+            shape=(self.split.count, *taps, *(self.sizes[axis] for axis in self.matrix_axes)),
             external_shape=sums.caller_shape,
         )
         statement, tensors = form.reductions[0], form.expr.tensor_by_name
-        value = Load(sums.name, tuple(map(AffineIndex.axis, (self.slice, *roles.outputs, *self.kept))))
+        value = Load(sums.name, tuple(map(AffineIndex.axis, (self.slice, *roles.outputs, *self.matrix_axes))))
         others = dict.fromkeys(load.tensor for load in form.final_loads)
         expr = replace(
             form.expr,
@@ -292,16 +292,18 @@ def gradient_of(form: KernelForm) -> Convolution | None:
     if roles is None or roles.images is None or any(roles.flipped):
         return None
     # Both are sums over windows; those of a gradient are as large as an output, of which there are as many as taps.
-    window = math.prod(apart * (count - 1) + 1 for apart, count in zip(roles.dilations, roles.counts, strict=True))
+    window = math.prod(
+        dilation * (count - 1) + 1 for dilation, count in zip(roles.dilations, roles.counts, strict=True)
+    )
     outputs = zip(roles.strides, _of(form, roles.outputs), strict=True)
-    return roles if window > math.prod(apart * (size - 1) + 1 for apart, size in outputs) else None
+    return roles if window > math.prod(dilation * (size - 1) + 1 for dilation, size in outputs) else None
 
 
 def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """A gradient of filters by a copy of the image, priced, or why that cannot gain anything over ``direct``."""
     form, device = placed.form, placed.device
-    whole = _Layout(form, FlatGradient(1, _Layout(form, FlatGradient(1, 1)).places))
-    steps = [PlacedForm(problem, device) for problem in whole.problems().values()]
+    uncut = _Layout(form, FlatGradient(1, _Layout(form, FlatGradient(1, 1)).places))
+    steps = [PlacedForm(problem, device) for problem in uncut.problems().values()]
     product = steps[2]
     if product.product is None and product.bulk_roles is None:
         kind = product.form.input_dtype
@@ -309,11 +311,11 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     least = sum(step.least_seconds for step in steps) + len(steps) * device.launch_overhead_seconds
     if direct.estimate.seconds <= least:
         return Considered(NAME, declined=f"{len(steps)} kernels take {1e6 * least:.0f} µs at least")
-    counts = [each for each in split_k.counts_of(product, whole.place) if each.divides(product.form)]
+    counts = [each for each in split_k.counts_of(product, uncut.place) if each.divides(product.form)]
     if not counts:
-        return Considered(NAME, declined=f"{whole.places} places cannot be cut into whole slices that are worth it")
+        return Considered(NAME, declined=f"{uncut.places} places cannot be cut into whole slices that are worth it")
     # The copies are the same whatever the slices.
-    copies = _parts(list(whole.problems().items())[:2], device)
+    copies = _parts(list(uncut.problems().items())[:2], device)
     programs = [_program(form, FlatGradient(each.count, each.length), copies, device) for each in counts]
     return Considered(NAME, tuple(sorted(programs, key=lambda program: program.estimate.seconds)))
 
@@ -326,7 +328,7 @@ def _parts(problems: Sequence[tuple[str, KernelForm]], device: DeviceSpec) -> tu
 def _program(
     form: KernelForm, split: FlatGradient, copies: tuple[ProgramPart, ...], device: DeviceSpec
 ) -> ChainProgram:
-    rest = list(_Layout(form, split).problems().items())[len(copies) :]
+    later_steps = list(_Layout(form, split).problems().items())[len(copies) :]
     return ChainProgram(
-        NAME, f"{count_text(split.count, 'slice')} of all places", form, split, (*copies, *_parts(rest, device))
+        NAME, f"{count_text(split.count, 'slice')} of all places", form, split, (*copies, *_parts(later_steps, device))
     )

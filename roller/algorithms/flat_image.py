@@ -80,9 +80,9 @@ class FlatImage:
             lines = -(-small[layout.place] // math.prod([*others[:side], *others[side + 1 :]]))
             small[axis] = min(walked[axis], max(small[axis], lines))
             others[side] = small[axis] + layout.reaches[side]
-        kept = dict(zip(roles.taps, roles.counts, strict=True))
+        tap_counts = dict(zip(roles.taps, roles.counts, strict=True))
         sizes = {axis: min(small[axis], size) for axis, size in form.sizes.items()}
-        return resize(form, {**sizes, **kept}), self
+        return resize(form, {**sizes, **tap_counts}), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """The dtype's: the same products are added up."""
@@ -118,9 +118,9 @@ class _Layout:
 
     @cached_property
     def reaches(self) -> tuple[int, ...]:
-        """How many places further the last tap is than the first."""
+        """Number of places between the first tap and the last."""
         return tuple(
-            apart * (length - 1) for apart, length in zip(self.convolution.dilations, self.lengths, strict=True)
+            dilation * (length - 1) for dilation, length in zip(self.convolution.dilations, self.lengths, strict=True)
         )
 
     @cached_property
@@ -131,7 +131,7 @@ class _Layout:
 
     @cached_property
     def pitches(self) -> tuple[int, ...]:
-        """How many places further the next one along each dimension is."""
+        """Number of places from one element to the next along each dimension."""
         return tuple(math.prod(self.extents[side + 1 :]) for side in range(len(self.extents)))
 
     def _along(self, axes: Sequence[str]) -> dict[str, int]:
@@ -198,14 +198,14 @@ class _Layout:
 
     @property
     def keeps_filters(self) -> bool:
-        """Whether matrix instructions can read the filters as they lie."""
+        """True if matrix instructions can read the filters as they lie."""
         roles = self.convolution
         innermost = roles.weights.indices[-1].axes[0]
         return self._is_as_it_was and innermost in (roles.channels, roles.filters)
 
     @property
     def _is_as_it_was(self) -> bool:
-        """Whether filters have neither other taps nor more channels."""
+        """True if filters have neither other taps nor more channels."""
         return not self.parities and self._channels == self.form.sizes[self.convolution.channels]
 
     # ---- kernels
@@ -258,7 +258,7 @@ class _Layout:
         shape = (*before, math.prod(self.extents), *within)
         flat = replace(image, shape=shape, external_shape=image.caller_shape)
         taps = zip(self.taps, self.pitches, roles.dilations, strict=True)
-        moved = AffineIndex.of({self.place: 1, **{tap: pitch * apart for tap, pitch, apart in taps}})
+        moved = AffineIndex.of({self.place: 1, **{tap: pitch * dilation for tap, pitch, dilation in taps}})
         beside, inside = self.images, (*self.parities, roles.channels)
         data = Load(flat.name, (*map(AffineIndex.axis, beside), moved, *map(AffineIndex.axis, inside)))
         if self.keeps_filters:

@@ -4,7 +4,7 @@ A block holds rows of the first factor and of the result, and walks the columns 
 that is computed once, changed in registers and multiplied on. What it costs is reuse: a block reads all of both other
 factors for its rows, and has to hold whole rows of the first factor and of the result, so that it pays for narrow
 layers of many rows. Tiles grow under the rules of every rTile (thesis 6.3.1), as those of
-:mod:`roller.algorithms.flash` do, and RATIONAL prices all that fit, beside the sequence.
+:mod:`roller.algorithms.flash` do, and RATIONAL prices all that fit, and the sequence.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class WholePair:
             pair.middle: cut(pair.middle_size, schedule.step, schedule.stages + 1),
         }
         parts = {part for axis in (*pair.batch, *cut_axes) for part in dict(pair.fused).get(axis, (axis,))}
-        whole = {axis: size for axis, size in form.sizes.items() if axis not in parts}
-        sizes = needed_sizes(form.sizes, [(pair, cut_axes | whole)])
+        uncut = {axis: size for axis, size in form.sizes.items() if axis not in parts}
+        sizes = needed_sizes(form.sizes, [(pair, cut_axes | uncut)])
         try:
             small = sequence_form(resize(form, sizes).expr)
             _check(product_pair(small.source), schedule.instruction)
@@ -109,7 +109,7 @@ def checked_pair(form: KernelForm, device: DeviceSpec) -> ProductPair:
 
 
 def _instruction(kernel: ProductPair, device: DeviceSpec) -> Instruction:
-    """What multiplies."""
+    """Instruction that multiplies."""
     return Instruction.MMA_16X8X16 if has_matrix_instructions(kernel.dtype, device) else Instruction.FMA
 
 
@@ -170,9 +170,9 @@ def _schedules(kernel: ProductPair, device: DeviceSpec) -> Iterator[PairSchedule
 
 def _matrix_schedules() -> Iterator[PairSchedule]:
     """Tiles of whole fragments."""
-    for fragments, warps, step, stages, held in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
+    for fragments, warps, step, stages, keeps_rows in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
         yield PairSchedule(
-            rows=FRAGMENT_ROWS * fragments * warps, step=step, warps=warps, stages=stages, held=held,
+            rows=FRAGMENT_ROWS * fragments * warps, step=step, warps=warps, stages=stages, held=keeps_rows,
             instruction=Instruction.MMA_16X8X16,
         )  # fmt: skip
 

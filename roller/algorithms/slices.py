@@ -107,7 +107,7 @@ class Slices:
         return kernel_form(expr)
 
     def divides(self, form: KernelForm) -> bool:
-        """Whether all slices are whole."""
+        """True if all slices are whole."""
         return self.count * self.length == form.sizes[self.axis]
 
     def _index(self, part: str) -> AffineIndex:
@@ -132,12 +132,12 @@ class Slices:
         return self._rewritten(form, part, changed)
 
     def _guarded(self, form: KernelForm, part: str) -> Value:
-        whole = {self.axis: self._index(part)}
+        indices = {self.axis: self._index(part)}
 
         def changed(load: Load) -> Load:
             if not any(index.coefficient(self.axis) for index in load.indices):
                 return load
-            return replace(load, indices=tuple(index.substitute(whole) for index in load.indices), pad=0.0)
+            return replace(load, indices=tuple(index.substitute(indices) for index in load.indices), pad=0.0)
 
         return self._rewritten(form, part, changed)
 

@@ -45,14 +45,14 @@ NEAR_BOUND = 1.1
 #: Outputs of a block whose slices are counted for: small and large tiles where outputs share data, else a block or a
 #: thread per output.
 SHARED_AREAS = (1024, 4096, 16384)
-PLAIN_AREAS = (1, 256)
+UNSHARED_AREAS = (1, 256)
 
 #: Blocks per unit that the slices are to give.
 BLOCKS_PER_UNIT = (1, 2, 4)
 
 #: Counts of slices that are priced, at most, each this many times another at least.
 MOST_COUNTS = 6
-APART = 1.3
+COUNT_RATIO = 1.3
 
 #: A whole number of slices is preferred to one that leaves the last slice short, if it is this near to it; where matrix
 #: instructions multiply, which take no padded slice, it may be further off.
@@ -115,8 +115,10 @@ def can_cut(form: KernelForm, axis: str) -> bool:
                 return False
     reads = [load for load in form.body_loads if any(index.coefficient(axis) for index in load.indices)]
     # A tensor that is read along the axis and also across it has no single view.
-    whole = all(load in reads or load.tensor not in {read.tensor for read in reads} for load in form.body_loads)
-    return bool(reads) and whole
+    is_one_dimension = all(
+        load in reads or load.tensor not in {read.tensor for read in reads} for load in form.body_loads
+    )
+    return bool(reads) and is_one_dimension
 
 
 def _can_pad(form: KernelForm, axis: str) -> bool:
@@ -143,41 +145,42 @@ def counts_of(placed: PlacedForm, axis: str, snap: float = SNAP) -> list[Slices]
     outputs = math.prod(form.sizes[each] for each in statement.axes)
     other = math.prod(form.sizes[each] for each in form.reduced) // size
     most = size * other // LEAST_POINTS
-    areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else PLAIN_AREAS
+    areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else UNSHARED_AREAS
     wanted = sorted(device.unit_count * blocks * area / outputs for area in areas for blocks in BLOCKS_PER_UNIT)
     matrix = placed.product is not None
     slices_by_count: dict[int, Slices] = {}
-    for count in _apart(max(2, min(round(want), size, most)) for want in wanted):
+    for count in _thinned(max(2, min(round(want), size, most)) for want in wanted):
         for slices in _near(form, axis, count, MATRIX_SNAP if matrix else snap):
             if 2 <= slices.count <= most and slices.length >= 2:
                 slices_by_count.setdefault(slices.count, slices)
-    whole = [slices for slices in slices_by_count.values() if slices.divides(form)]
-    return whole if (matrix and whole) or form.needs_matrix else list(slices_by_count.values())
+    even_slices = [slices for slices in slices_by_count.values() if slices.divides(form)]
+    return even_slices if (matrix and even_slices) or form.needs_matrix else list(slices_by_count.values())
 
 
-def _apart(counts: Iterable[int]) -> list[int]:
-    """At most :data:`MOST_COUNTS` counts, each :data:`APART` times the one before or more, the smallest among them.
+def _thinned(counts: Iterable[int]) -> list[int]:
+    """At most :data:`MOST_COUNTS` counts, each :data:`COUNT_RATIO` times the one before or more, the smallest among
+    them.
 
     >>> _apart([2, 3, 4, 5, 40])
     [2, 3, 4, 40]
     """
     ordered = sorted(set(counts))
-    kept: list[int] = []
+    chosen: list[int] = []
     for count in ordered:
-        if not kept or count >= APART * kept[-1]:
-            kept.append(count)
-    while len(kept) > MOST_COUNTS:
-        ratios = [kept[i + 1] / kept[i - 1] for i in range(1, len(kept) - 1)]
-        del kept[1 + ratios.index(min(ratios))]
-    return kept
+        if not chosen or count >= COUNT_RATIO * chosen[-1]:
+            chosen.append(count)
+    while len(chosen) > MOST_COUNTS:
+        ratios = [chosen[i + 1] / chosen[i - 1] for i in range(1, len(chosen) - 1)]
+        del chosen[1 + ratios.index(min(ratios))]
+    return chosen
 
 
 def _near(form: KernelForm, axis: str, count: int, snap: float) -> Iterator[Slices]:
     """The nearest whole cut within a factor of ``snap``; where none is near, slices of which the last is short."""
     size = form.sizes[axis]
-    whole = [d for d in _divisors(size) if count / snap <= d <= count * snap]
-    if whole:
-        best = min(whole, key=lambda d: abs(math.log(d / count)))
+    even_counts = [d for d in _divisors(size) if count / snap <= d <= count * snap]
+    if even_counts:
+        best = min(even_counts, key=lambda d: abs(math.log(d / count)))
         yield Slices(axis, best, size // best)
     elif _can_pad(form, axis):
         length = -(-size // count)

@@ -94,7 +94,7 @@ MOST_ELEMENTS = 2**31 - 1
 
 
 def amplification(size: int) -> float:
-    """How many times the rounding error of ``F(size x size, 3x3)`` is that of a direct sum, at the worst output of a
+    """Rounding error of ``F(size x size, 3x3)`` over that of a direct sum, at the worst output of a
     tile, as standard deviations of independent data: 1.7 for 2, 31 for 4.
 
     An output is a sum of products, ``A`` times; the error of each is in proportion to its own size, which grows with
@@ -127,7 +127,7 @@ class Tiles:
         return f"F({self.size}x{self.size}, {TAPS}x{TAPS})"
 
     def tolerance(self, form: KernelForm) -> float | None:
-        """What rounding errors of the products, each a sum over the channels, become in the output."""
+        """Rounding errors of the products, each a sum over the channels, as they reach the output."""
         convolution = convolution_of(form)
         assert convolution is not None
         return DEVIATIONS * amplification(self.size) * ROUNDING * math.sqrt(form.sizes[convolution.channels])
@@ -166,8 +166,8 @@ class Tiles:
     def _fewer(self, size: int, tiles: int) -> tuple[int, int]:
         """Rows or columns of at most so many tiles, the last one as partial as it is; and how many tiles these are."""
         count = -(-size // self.size)
-        kept = min(count, tiles)
-        return size - (count - kept) * self.size, kept
+        tile_count = min(count, tiles)
+        return size - (count - tile_count) * self.size, tile_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,10 +409,10 @@ def _too_slow(placed: PlacedForm, convolution: Convolution, direct: RProgram, ti
     if most > MOST_ELEMENTS:
         return f"{tiles.text} needs a tensor of {most} elements, more than 32-bit indices reach"
     passed = 2 * 4 * layout.edge**2 * (patches * (channels + filters) + channels * filters)
-    kept = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
+    once_bytes = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
     flops = 2.0 * layout.edge**2 * patches * channels * filters
     least = max(flops / placed.rate.flops, passed / device.dram.bandwidth_bytes_per_second / 2)
-    least += (passed / 2 + kept) / device.dram.bandwidth_bytes_per_second
+    least += (passed / 2 + once_bytes) / device.dram.bandwidth_bytes_per_second
     least += 4 * device.launch_overhead_seconds
     if least < direct.estimate.seconds:
         return ""

@@ -1,1 +1,1 @@
-"""What the commands share: options, tables, published JSON Schemas, the micro-benchmarks' command."""
+"""Common parts of the commands: options, tables, published JSON Schemas, the micro-benchmarks' command."""

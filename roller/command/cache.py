@@ -16,7 +16,7 @@ from hal.support.store import cache_folder
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 #: Folders of what is compiled for this machine when it is first wanted: C of this package, the runtime of the emulator,
-#: and what PoCL keeps of the kernels that it ran. Beside them are measurements of this processor, which stay.
+#: and what PoCL keeps of the kernels that it ran. There are also measurements of this processor, which stay.
 COMPILED = ("native", "emulator", "pocl")
 
 
@@ -40,12 +40,12 @@ def cache_command(size: str | None, clear: bool) -> None:
                 path.unlink()
     count, used = store.usage()
     click.echo(f"{store.folder}: {count} results, {bytes_text(used)} of at most {bytes_text(store.limit_bytes)}")
-    told = ", ".join(f"{name} {bytes_text(sum(size for _, size in _files(name)))}" for name in COMPILED)
-    click.echo(f"{store.folder.parent}: {told}, compiled for this machine")
+    folders = ", ".join(f"{name} {bytes_text(sum(size for _, size in _files(name)))}" for name in COMPILED)
+    click.echo(f"{store.folder.parent}: {folders}, compiled for this machine")
 
 
 def _files(name: str) -> Iterator[tuple[Path, int]]:
-    """What a folder of the cache holds, the folders in it included, and its bytes; other processes change it."""
+    """Contents of a folder of the cache, the folders in it included, and its bytes; other processes change it."""
     for path in cache_folder(name).rglob("*"):
         with suppress(OSError):
             if path.is_file():

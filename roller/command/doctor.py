@@ -62,7 +62,7 @@ _PACKAGES = (
 
 
 def findings() -> Iterable[Finding]:
-    """What is at hand, the indispensable first; each is looked for when it is asked for."""
+    """Tools at hand, the indispensable first; each is looked for when it is asked for."""
     yield _python()
     for package in _PACKAGES:
         if not package.extra:
@@ -78,8 +78,8 @@ def findings() -> Iterable[Finding]:
 
 def _python() -> Finding:
     fits = (3, 11) <= sys.version_info < (3, 13)
-    found = ".".join(map(str, sys.version_info[:3]))
-    return Finding("Python", found if fits else None, "3.11 or 3.12", "" if fits else "apt-get install python3", True)
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding("Python", version if fits else None, "3.11 or 3.12", "" if fits else "apt-get install python3", True)
 
 
 def _package(package: _Package) -> Finding:
@@ -103,8 +103,8 @@ def _open_cl() -> Finding:
         # The platform; processors have long names.
         return device_name().rpartition(" (")[2].rstrip(")")
 
-    found = _said(device)
-    return Finding("OpenCL", found, use, "" if found else "apt-get install pocl-opencl-icd")
+    version = _said(device)
+    return Finding("OpenCL", version, use, "" if version else "apt-get install pocl-opencl-icd")
 
 
 def _emulator() -> Finding:
@@ -113,7 +113,7 @@ def _emulator() -> Finding:
     use = "runs CUDA text thread by thread as a proof: roller verify"
     if emulator_available() is not None:
         return Finding("g++", None, use, "apt-get install g++")
-    # So that the first kernel does not wait for it; what g++ refuses is told when one is verified.
+    # So that the first kernel does not wait for it; what g++ refuses is reported when a kernel is verified.
     with suppress(EmulatorError):
         prepare_emulator()
     return Finding("g++", _first_line(["g++", "-dumpfullversion"]), use, "")
@@ -121,14 +121,14 @@ def _emulator() -> Finding:
 
 def _gpu() -> Finding:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    found = _first_line(query) if shutil.which("nvidia-smi") else None
-    return Finding("GPU", found, "measures: roller profile, roller microbench", "")
+    description = _first_line(query) if shutil.which("nvidia-smi") else None
+    return Finding("GPU", description, "measures: roller profile, roller microbench", "")
 
 
 def _sanitizer() -> Finding:
     name, use = "compute-sanitizer", "checks kernels on a GPU: roller profile --sanitize"
-    found = _first_line([name, "--version"]) if shutil.which(name) else None
-    return Finding(name, found, use, "" if found else "apt-get install nvidia-cuda-toolkit")
+    version = _first_line([name, "--version"]) if shutil.which(name) else None
+    return Finding(name, version, use, "" if version else "apt-get install nvidia-cuda-toolkit")
 
 
 def _first_line(command: list[str]) -> str | None:
@@ -154,17 +154,17 @@ def doctor_command(as_json: bool) -> None:
 
     Exit code 1 when something is missing without which nothing works.
     """
-    found = list(findings())
+    tools = list(findings())
     if as_json:
-        for each in found:
+        for each in tools:
             click.echo(json.dumps(asdict(each)))
     else:
-        _print(found)
-    if any(each.needed and each.found is None for each in found):
+        _print(tools)
+    if any(each.needed and each.found is None for each in tools):
         sys.exit(1)
 
 
-def _print(found: list[Finding]) -> None:
+def _print(tools: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -173,17 +173,17 @@ def _print(found: list[Finding]) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("tool", "found", "for", "to get it"):
         table.add_column(header, overflow="fold")
-    for each in found:
+    for each in tools:
         absent = "MISSING" if each.needed else "-"
         table.add_row(each.tool, Text(each.found or absent), each.use, Text(each.remedy))
     print_table(table, drop=("for",))
-    has = {each.tool for each in found if each.found is not None}
+    has = {each.tool for each in tools if each.found is not None}
     print_line()
     print_line(_abilities(has))
 
 
 def _abilities(has: set[str]) -> str:
-    """What can be done with the tools at hand, in a sentence or two."""
+    """Uses of the tools at hand, in a sentence or two."""
     if not {"Python", "TVM", "NVRTC"} <= has:
         return "Kernels cannot be compiled here."
     proofs = [name for name, tool in (("OpenCL", "OpenCL"), ("the emulator", "g++")) if tool in has]

@@ -38,13 +38,13 @@ class KnownOperator:
         name: the operator's, and its folder's.
         files: name -> contents of every file of the bundle.
         rows: cells of the table of kernels, best kernel first.
-        told: what ``--json`` prints; paths are names of files.
+        record: what ``--json`` prints; paths are names of files.
     """
 
     name: str
     files: dict[str, bytes]
     rows: tuple[tuple[str, ...], ...]
-    told: dict[str, Any]
+    record: dict[str, Any]
 
     def write(self, out: Path) -> Path:
         """Write ``out/<name>/`` whole or not at all; returns the folder."""
@@ -60,10 +60,10 @@ def answer_key(file: Path, device: DeviceSpec, *options: object) -> str:
     return digest(toolchain(), "answer", file.read_bytes(), repr(device), repr(options))
 
 
-def known_answer(key: str) -> list[KnownOperator] | None:
+def stored_answer(key: str) -> list[KnownOperator] | None:
     """The answer of that key; None where it is not known."""
-    found: list[KnownOperator] | None = decoded(kernel_store().read(key), list[KnownOperator])
-    return found
+    operators: list[KnownOperator] | None = decoded(kernel_store().read(key), list[KnownOperator])
+    return operators
 
 
 def keep_answer(key: str, operators: Sequence[KnownOperator]) -> None:
@@ -74,13 +74,13 @@ def keep_answer(key: str, operators: Sequence[KnownOperator]) -> None:
     kernel_store().trim()
 
 
-def told_json(told: Mapping[str, Any], directory: Path) -> str:
+def record_json(record: Mapping[str, Any], directory: Path) -> str:
     """An operator as one line of JSON, its files by their paths in ``directory``."""
     kernels = []
-    for entry in told["kernels"]:
+    for entry in record["kernels"]:
         launches = [_placed(launch, directory) for launch in entry.get("launches", [])]
         kernels.append(_placed(entry, directory) | ({"launches": launches} if launches else {}))
-    return msgspec.json.encode({**told, "out": str(directory), "kernels": kernels}).decode()
+    return msgspec.json.encode({**record, "out": str(directory), "kernels": kernels}).decode()
 
 
 def _placed(record: Mapping[str, Any], directory: Path) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _placed(record: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     return {**record, **files}
 
 
-def show_known(
+def show_stored(
     operators: Sequence[KnownOperator], device: DeviceSpec, out: Path, start: float, *, as_json: bool
 ) -> None:
     """Write the bundles of a known answer and tell of it; ``start`` is when the command began."""
@@ -99,7 +99,7 @@ def show_known(
         if as_json:
             nothing = dict.fromkeys(("construct_seconds", "search_seconds", "algorithm_seconds"), 0.0)
             total = {"total_seconds": round(time.perf_counter() - began, 6)}
-            print(told_json({**operator.told, **nothing, **total}, directory))
+            print(record_json({**operator.record, **nothing, **total}, directory))
     if not as_json:
         seconds = time.perf_counter() - start
         rows = [(operator.name, operator.rows) for operator in operators]

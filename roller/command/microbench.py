@@ -1,6 +1,6 @@
 """``roller microbench``: the numbers of a board, or of this machine's cores, measured.
 
-It runs beside a GPU, so it imports neither the compiler nor anything that the compiler needs.
+It runs on the machine of the GPU, so it imports neither the compiler nor anything that the compiler needs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def microbench_command(device: str, out: Path | None, other: str | None, only: t
     """
     _check_out(out, only)
     compared = _other(other)
-    here = _HERE.get(device)
-    measured = _Gpu(device, only) if here is None else here(only)
+    processor = _PROCESSORS.get(device)
+    measured = _Gpu(device, only) if processor is None else processor(only)
     spec = measured.described() if out is not None else measured.described_if_complete()
     if out is not None and spec is not None:
         from hal.support.atomic import write_atomic
@@ -64,13 +64,13 @@ class _Gpu:
     """A run on a GPU."""
 
     def __init__(self, device: str, only: tuple[str, ...]) -> None:
-        from hal.catalog import known_board
+        from hal.catalog import shipped_board
         from hal.microbench import measure_gpu
         from hal.microbench.quantities import chosen
 
         chosen(only)  # an unknown name is said before a GPU is looked for
         self.launcher = open_launcher(device)
-        self.known = known_board(self.launcher.board)
+        self.known = shipped_board(self.launcher.board)
         self.title = self.launcher.board.title
         self.run: Run = measure_gpu(self.launcher, only, datasheet=self.known, progress=_progress())
         self.beside: list[tuple[Measurement, Measurement, float]] = []
@@ -119,7 +119,7 @@ class _Cpu:
 
 
 #: Who measures what is not a GPU, by the word for it.
-_HERE = {"cpu": _Cpu}
+_PROCESSORS = {"cpu": _Cpu}
 
 
 def open_launcher(device: str) -> Launcher:

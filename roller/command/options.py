@@ -1,4 +1,4 @@
-"""What the commands of ``roller`` share: options, checks of what they name, the pool of compilers, the progress bar."""
+"""Common parts of ``roller``'s commands: options, checks of what they name, the pool of compilers, the progress bar."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
 from hal.support.tables import print_line, print_table
 from roller.algorithms import DIRECT
-from roller.command.known import KnownOperator, print_kernels, told_json
+from roller.command.known import KnownOperator, print_kernels, record_json
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
@@ -107,11 +107,11 @@ def _numbers(title: str, rows: Sequence[tuple[str, int | float, str]]) -> Table:
 
 def compiled_json(compiled: CompiledOperator, bundle: Bundle) -> str:
     """One operator as one line of JSON: the manifest's kernels plus what this run took."""
-    return told_json(_told(compiled, bundle), bundle.directory)
+    return record_json(_record(compiled, bundle), bundle.directory)
 
 
-def _told(compiled: CompiledOperator, bundle: Bundle) -> dict[str, Any]:
-    """What :func:`compiled_json` says, files by their names in the bundle."""
+def _record(compiled: CompiledOperator, bundle: Bundle) -> dict[str, Any]:
+    """Record that :func:`compiled_json` prints, files by their names in the bundle."""
     record = bundle.manifest
     return {
         "name": record.name,
@@ -160,8 +160,8 @@ def struck_out_lines(results: Sequence[CompiledOperator]) -> list[str]:
 def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: DeviceSpec, seconds: float) -> None:
     """All kernels of a single operator, or the best kernel of every operator of a list."""
     rows = [(bundle.name, kernel_rows(compiled, bundle)) for compiled, bundle in results]
-    found = ", ".join(_finding([compiled for compiled, _ in results]))
-    print_kernels(rows, device, f"in {seconds:.1f} s ({found})", results[0][1].directory)
+    counts = ", ".join(_finding([compiled for compiled, _ in results]))
+    print_kernels(rows, device, f"in {seconds:.1f} s ({counts})", results[0][1].directory)
 
 
 def kernel_rows(compiled: CompiledOperator, bundle: Bundle) -> tuple[tuple[str, ...], ...]:
@@ -170,21 +170,21 @@ def kernel_rows(compiled: CompiledOperator, bundle: Bundle) -> tuple[tuple[str, 
     return tuple(_kernel_cells(entry, kernel) for entry, kernel in pairs)
 
 
-def known_operator(compiled: CompiledOperator, bundle: Bundle) -> KnownOperator:
+def stored_operator(compiled: CompiledOperator, bundle: Bundle) -> KnownOperator:
     """A compiled operator as it is kept for the next time."""
     return KnownOperator(
         name=bundle.name,
         files={path.name: path.read_bytes() for path in sorted(bundle.directory.iterdir())},
         rows=kernel_rows(compiled, bundle),
-        told=_told(compiled, bundle),
+        record=_record(compiled, bundle),
     )
 
 
 def is_lasting(compiled: CompiledOperator, verify: int) -> bool:
-    """Whether the next run would find the same: everything was built, and every check that was asked for did run."""
+    """True if the next run would come to the same: everything was built, and every check that was asked for did run."""
     checks = [kernel.built.verification for kernel in compiled.kernels[:verify]]
-    is_whole = not compiled.failures and not compiled.struck_out
-    return is_whole and all(check is not None and check.passed for check in checks)
+    is_complete = not compiled.failures and not compiled.struck_out
+    return is_complete and all(check is not None and check.passed for check in checks)
 
 
 def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:
@@ -194,8 +194,8 @@ def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:
         _extents(entry.grid),
         _extents(entry.block),
         str(entry.shared_bytes),
-        _known(entry.registers),
-        _known(entry.spill_bytes),
+        _count_cell(entry.registers),
+        _count_cell(entry.spill_bytes),
         _microseconds(entry.seconds),
         entry.bound,
         _verdict(kernel.built.verification),
@@ -208,7 +208,7 @@ def _extents(extents: Sequence[int]) -> str:
     return "x".join(str(extent) for extent in extents if extent != 1) or "1"
 
 
-def _known(count: int | None) -> str:
+def _count_cell(count: int | None) -> str:
     return "-" if count is None else str(count)
 
 

@@ -1,4 +1,4 @@
-"""Compiled operators as bundles: what their manifests say, and the files beside them."""
+"""Compiled operators as bundles: their manifests, and the other files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec, reference: Referenc
 
 
 def _notes(compiled: CompiledOperator, device: DeviceSpec) -> tuple[str, ...]:
-    """What a reader should know: why there are no binaries, and that nothing was proved."""
+    """Notes for the reader: why there are no binaries, and that nothing was proved."""
     notes = [device.code_generator_reason] if device.code_generator_reason else []
     checks = [kernel.built.verification for kernel in compiled.kernels]
     if not any(check is not None and check.passed for check in checks):
@@ -82,7 +82,7 @@ def _notes(compiled: CompiledOperator, device: DeviceSpec) -> tuple[str, ...]:
 
 
 def _generator(device: DeviceSpec) -> Generator:
-    """What the device's code generator writes."""
+    """Languages that the device's code generator writes."""
     assert device.code_generator is not None, "the device has kernels"
     return GENERATORS[device.code_generator]
 

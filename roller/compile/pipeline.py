@@ -54,13 +54,13 @@ class RankedKernel:
 
     @cached_property
     def seconds(self) -> float:
-        """What the kernels are expected to take as they were compiled, launches included."""
+        """Time that the kernels are expected to take as they were compiled, launches included."""
         more = (_compiled_seconds(part, built, self.device) - part.estimate.seconds for part, built in self.parts)
         return self.program.estimate.seconds + sum(more)
 
     @property
     def parts(self) -> tuple[tuple[ProgramPart, BuiltKernel], ...]:
-        """What every kernel computes, how and how fast, and the kernel, in the order of the launches."""
+        """Computation, schedule and estimate of every kernel, and the kernel, in the order of the launches."""
         return tuple(zip(self.program.parts, self.built.parts, strict=True))
 
 
@@ -132,7 +132,7 @@ def compile_operators(
     jobs = [_Job(expr, device, top_k, verify, pool, method, algorithms) for expr in expressions]
     if jobs:
         # The pool is still loading its compilers.
-        jobs[0].search_here()
+        jobs[0].search_in_process()
     for position, job in enumerate(jobs):
         near = jobs[position : position + ahead + 1]
         for other in near:
@@ -152,7 +152,7 @@ class _Building:
     check: Future[Verification] | None = None
 
     def result(self) -> BuiltProgram:
-        """What became of it; waits for it."""
+        """Outcome of the job; waits for it."""
         kernels = tuple(future.result() for future in self.kernels)
         # What cannot be built need not be right.
         is_checked = self.check is not None and not any(kernel.error for kernel in kernels)
@@ -187,7 +187,7 @@ class _Job:
         self.struck_out: list[StruckOut] = []
         self.seconds_before = time.perf_counter() - start
 
-    def search_here(self) -> None:
+    def search_in_process(self) -> None:
         """Search in this process, if a search is wanted at all."""
         if self.needs_search:
             start = time.perf_counter()
@@ -201,7 +201,7 @@ class _Job:
             self.searched = self.pool.submit(search, self.form, self.device, self.top_k + SPARES)
 
     def _search_result(self) -> SearchResult | None:
-        """What the search found; waits for it. None where none was wanted."""
+        """Outcome of the search; waits for it. None where none was wanted."""
         if self.searched is None:
             return None
         with self._pool_named():
@@ -223,7 +223,7 @@ class _Job:
     def _submit(self, program: Program, verify: bool) -> _Building:
         entry, count = entry_name(self.expr.name), len(program.parts)
         entries = [entry] if count == 1 else [f"{entry}_part_{number}" for number in range(1, count + 1)]
-        # The check needs no cubin, and takes longer: it is under way beside the kernel that it is about.
+        # The check needs no cubin and takes longer, so it runs while the kernel is compiled.
         check = _checked(program, (Target.of(self.device),), self.pool) if verify else None
         is_near = program.estimate.seconds <= SQUEEZED_REACH * self.ranked[0].estimate.seconds
         requests = tuple(

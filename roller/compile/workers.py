@@ -41,7 +41,7 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
     if _processes(pool):
         pool.shutdown()
     else:
-        # Nobody asked for a kernel: the server may still be importing.
+        # No kernel was asked for: the server may still be importing.
         _abandon(pool)
 
 

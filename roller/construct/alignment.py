@@ -21,7 +21,7 @@ class AlignmentRule(Protocol):
 
     @property
     def name(self) -> str:
-        """What the rule aligns with, for people."""
+        """Hardware feature or shape that the rule aligns with, for people."""
         ...
 
     def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
@@ -68,9 +68,9 @@ class TransactionRule:
 
     def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
         if layer == "shared":
-            whole, transaction = space.sizes[axis], self.transaction_bytes
+            axis_size, transaction = space.sizes[axis], self.transaction_bytes
             for element_bytes in space.innermost.get(axis, ()):
-                sizes = [size for size in sizes if size >= whole or size * element_bytes % transaction == 0]
+                sizes = [size for size in sizes if size >= axis_size or size * element_bytes % transaction == 0]
         return sizes
 
 
@@ -111,9 +111,9 @@ class TensorShapeRule:
     name: str = "tensor shape"
 
     def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
-        whole = space.sizes[axis]
-        most_padding = self.epsilon * whole
-        return [size for size in sizes if -whole % size <= most_padding]
+        axis_size = space.sizes[axis]
+        most_padding = self.epsilon * axis_size
+        return [size for size in sizes if -axis_size % size <= most_padding]
 
 
 def default_rules(

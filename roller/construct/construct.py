@@ -95,7 +95,7 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
 
 
 def _wants_padding(placed: PlacedForm, seconds: float) -> bool:
-    """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
+    """True if an irregular shape is the likely reason for a best program of ``seconds``."""
     form = placed.form
     if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
         return False
@@ -159,8 +159,8 @@ class _Ranking:
         for row in sorted(range(len(seconds)), key=seconds.__getitem__):
             if seconds[row] < math.inf:
                 best.setdefault(candidate_of[row], row)
-        kept = list(best.values())
-        return with_fall_back(kept, self.top_k, lambda row: candidates[candidate_of[row]].schedule.instruction)[
+        rows = list(best.values())
+        return with_fall_back(rows, self.top_k, lambda row: candidates[candidate_of[row]].schedule.instruction)[
             : self.top_k
         ]
 
@@ -256,7 +256,7 @@ def _program(space: TileSpace, candidate: Candidate, schedule: TileSchedule, pre
 
 
 class Proposals:
-    """What construction proposes for one operator on one device. What tiles cost is computed once for all epsilons."""
+    """Proposals of construction for one operator on one device. What tiles cost is computed once for all epsilons."""
 
     def __init__(self, placed: PlacedForm) -> None:
         self.placed, self.space = placed, TileSpace.of(placed.form)

@@ -199,9 +199,9 @@ class CpuScaleUp:
                     yield from self._variants(tile, block, step, why)
 
     @staticmethod
-    def _tiles_in(tile: Mapping[str, int], whole: Mapping[str, int]) -> int:
+    def _tiles_in(tile: Mapping[str, int], larger: Mapping[str, int]) -> int:
         """Tiles that a larger one is cut into."""
-        return math.prod([-(-whole[axis] // size) for axis, size in tile.items()])
+        return math.prod([-(-larger[axis] // size) for axis, size in tile.items()])
 
     def _full(self, block: Mapping[str, int], step: Mapping[str, int]) -> Shape:
         """The shape of a block and a step together."""
@@ -226,7 +226,7 @@ class CpuScaleUp:
     def _best_block(
         self, tile: Mapping[str, int], block: dict[str, int], step: Mapping[str, int]
     ) -> tuple[float, str, dict[str, int]] | None:
-        _, held_bytes, traffic = self.model.costs(self._full(block, step))
+        _, footprint, traffic = self.model.costs(self._full(block, step))
         capacity = self.device.limits.shared_bytes_per_block
         steps = []
         for position, axis in enumerate(block):
@@ -237,7 +237,7 @@ class CpuScaleUp:
             _, grown_bytes, grown_traffic = self.model.costs(self._full(grown, step))
             if grown_bytes > capacity:
                 continue
-            score = data_reuse_score(traffic, grown_traffic, held_bytes, grown_bytes)
+            score = data_reuse_score(traffic, grown_traffic, footprint, grown_bytes)
             if score > 0 or axis in self.form.batch_axes:
                 steps.append((score, position, axis, grown))
         if not steps:
@@ -276,7 +276,7 @@ class CpuScaleUp:
         return tuple(packed for packed in choices if not padded - set(packed))
 
     def _reused(self, load: Load) -> bool:
-        """Whether outputs share elements of an operand, so that a copy may pay; or it has a border, which a copy has
+        """True if outputs share elements of an operand, so that a copy may pay; or it has a border, which a copy has
         inside."""
         used = {axis for index in load.indices for axis in index.axes}
         windows = any(len(index.terms) > 1 for index in load.indices)

@@ -56,7 +56,7 @@ class Flat:
         for coarsen in (1, 2, 4):
             for threads in self._thread_counts((128, 256, 512)):
                 yield from self._flat("direct", coarsen, threads, 1)
-        axis = self._kept_along()
+        axis = self._axis_of_fragments()
         if axis is not None:
             for outputs in (4, 16):
                 for threads in self._thread_counts((256, 512)):
@@ -82,8 +82,8 @@ class Flat:
                     return axis
         return None
 
-    def _kept_along(self) -> str | None:
-        """The outermost axis beside the last that some operand lacks: its values serve all outputs along it, such as
+    def _axis_of_fragments(self) -> str | None:
+        """The outermost axis before the last that some operand lacks: its values serve all outputs along it, such as
         the filter of a depthwise convolution for all images."""
         for axis in self.form.spatial[:-1]:
             for load in self.form.body_loads:
@@ -97,12 +97,13 @@ class Flat:
         coarsen: int,
         threads: int,
         vector: int,
-        kept: Mapping[str, int] = MappingProxyType({}),
+        elements_along: Mapping[str, int] = MappingProxyType({}),
         *,
         staged: bool = False,
     ) -> Iterator[Candidate]:
         """Threads along the last axes, ``coarsen`` elements each: ``vector`` adjacent ones, the rest strided; and
-        ``kept`` elements along other axes. With ``staged`` all that a block reads passes through shared memory."""
+        ``elements_along`` elements along other axes. With ``staged`` all that a block reads passes through shared
+        memory."""
         axes, sizes = self.form.spatial, self.form.sizes
         last = axes[-1]
         copies = max(1, coarsen // vector)
@@ -110,10 +111,10 @@ class Flat:
             copies = max(1, sizes[last] // vector)
         thread = {**self._ones, last: vector}
         outputs = 1
-        for axis, count in kept.items():
+        for axis, count in elements_along.items():
             thread[axis] = count = min(count, sizes[axis])
             outputs *= count
-        copies = 1 if last in kept else copies
+        copies = 1 if last in elements_along else copies
         block = self._ones.copy()
         unused, points = threads, 1
         for axis in reversed(axes):
@@ -141,7 +142,7 @@ class Flat:
             block=pairs,
             thread=tuple(thread.items()),
             vthreads=tuple([(axis, copies if axis == last else 1) for axis in axes]),
-            step=self._whole_step,
+            step=self._full_step,
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
             unroll=PATCH_STATEMENTS if in_registers else TileSchedule.unroll,
@@ -156,14 +157,14 @@ class Flat:
         return dict.fromkeys(self.form.spatial, 1)
 
     @cached_property
-    def _whole_step(self) -> Sizes:
+    def _full_step(self) -> Sizes:
         """The reduction in one step."""
         return tuple((axis, self.form.sizes[axis]) for axis in self.form.reduced)
 
     @cached_property
     def _reduced_points(self) -> int:
         """Points of the reduction."""
-        return math.prod(size for _, size in self._whole_step)
+        return math.prod(size for _, size in self._full_step)
 
     def _tile_bytes(self, block: Mapping[str, int]) -> int:
         """Bytes that a block reads for its whole reduction."""
@@ -257,18 +258,20 @@ class Flat:
                 yield Candidate(schedule, "shared rows", self.epsilon, (Reason("registers", action, beside),))
                 if along and side > 1:
                     continue
-                for kept in self._kept_columns(threads, schedule.threads_per_block // threads):
-                    reason = Reason("shared", f"{action}, shared memory keeps {kept} columns of each row", beside)
-                    yield Candidate(schedule.with_(kept_columns=kept), "rows kept", self.epsilon, (reason,))
+                for column_count in self._shared_columns(threads, schedule.threads_per_block // threads):
+                    reason = Reason(
+                        "shared", f"{action}, shared memory keeps {column_count} columns of each row", beside
+                    )
+                    yield Candidate(schedule.with_(kept_columns=column_count), "rows kept", self.epsilon, (reason,))
 
     @property
     def _sides(self) -> list[int]:
         """Neighbouring outputs of a block whose reductions are not contiguous: half a warp, one, or two."""
         return sorted({max(1, self.lanes // 2), self.lanes, 2 * self.lanes})
 
-    def _kept_columns(self, threads: int, rows: int) -> Iterator[int]:
-        """How many columns of ``rows`` rows shared memory may keep where registers are too few: all, those that
-        registers do not hold beside it, or as many as it has room for."""
+    def _shared_columns(self, threads: int, rows: int) -> Iterator[int]:
+        """Numbers of columns of ``rows`` rows that shared memory may keep where registers are too few: all, those
+        that registers do not hold besides, or as many as it has room for."""
         form = self.form
         columns = math.prod(form.sizes[axis] for axis in form.columns)
         if threads <= self.lanes or columns <= KEPT_REGISTERS * threads or not keeps_in_shared(form, self.device):
@@ -279,9 +282,9 @@ class Flat:
         room = self.limits.shared_bytes_per_block_opt_in - 8 * exchange_elements(form, rows, threads)
         turns = room // (in_turn * column_bytes * rows)
         beside = row_plan(form, threads, in_turn).register_turns
-        for kept in dict.fromkeys(min(turns, wanted) for wanted in (plan.turns, plan.turns - beside)):
-            if kept > 0:
-                yield kept * in_turn
+        for turns_in_shared in dict.fromkeys(min(turns, wanted) for wanted in (plan.turns, plan.turns - beside)):
+            if turns_in_shared > 0:
+                yield turns_in_shared * in_turn
 
     def _last_axes(self, outputs: int) -> tuple[tuple[str, int], ...]:
         """A block of about ``outputs`` outputs along the last axes."""

@@ -65,10 +65,10 @@ class Growth:
             yield step
 
     def _best_step(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> Step | None:
-        held = 0 if layer == "registers" else 1
-        known, costs = self.model.known.get, self.model.costs
+        cost_index = 0 if layer == "registers" else 1
+        cached_costs, costs = self.model.costs_by_shape.get, self.model.costs
         before = costs(shape)
-        footprint, traffic = before[held], before[2]
+        footprint, traffic = before[cost_index], before[2]
         steps: list[Step] = []
         blocked: list[Step] = []
         for axis, sizes in enumerate(menu):
@@ -76,10 +76,10 @@ class Growth:
             if sizes[-1] <= size:
                 continue
             grown = (*shape[:axis], sizes[bisect_right(sizes, size)], *shape[axis + 1 :])
-            after = known(grown) or costs(grown)
-            score = data_reuse_score(traffic, after[2], footprint, after[held])
+            after = cached_costs(grown) or costs(grown)
+            score = data_reuse_score(traffic, after[2], footprint, after[cost_index])
             if score > 0:
-                (steps if after[held] <= capacity else blocked).append((score, axis, grown))
+                (steps if after[cost_index] <= capacity else blocked).append((score, axis, grown))
         if not steps:
             self.blocked = max(blocked, default=None)
             return None
@@ -107,7 +107,7 @@ class Growth:
 
     def _compiled(self, library: Any, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> list[Step]:
         """:meth:`path` in C, all of it at once."""
-        known, width = self.model.known, len(shape) + 3
+        costs_by_shape, width = self.model.costs_by_shape, len(shape) + 3
         start, sizes = array("q", shape), flat_menu(menu)
         most = len(sizes) - len(shape)
         steps, numbers = array("q", bytes(8 * width * (most + 1))), array("d", bytes(16 * (most + 1)))
@@ -127,7 +127,7 @@ class Growth:
         values, results = iter_unpack(f"{width}q", steps), iter_unpack("2d", numbers)
         for line, (score, traffic) in islice(zip(values, results, strict=True), count):
             reached = line[3:]
-            known[reached] = line[1], line[2], traffic
+            costs_by_shape[reached] = line[1], line[2], traffic
             path.append((score, line[0], reached))
         line = next(values)
         self.blocked = None if line[0] < 0 else (numbers[2 * count], line[0], line[3:])

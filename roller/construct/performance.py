@@ -33,7 +33,7 @@ class MicroModel:
     device: DeviceSpec
     compute_flops: float
     operations: float
-    known: dict[Shape, Costs] = field(default_factory=dict, repr=False)
+    costs_by_shape: dict[Shape, Costs] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._negative_sizes = tuple([-size for size in self.space.sizes])
@@ -42,39 +42,39 @@ class MicroModel:
 
     def costs(self, shape: Shape) -> Costs:
         """Elements held in registers, bytes held in shared memory, and bytes the operator moves tile by tile."""
-        known = self.known.get(shape)
-        if known is None:
+        costs = self.costs_by_shape.get(shape)
+        if costs is None:
             space = self.space
             elements = math.prod(shape[: space.spatial_count])
-            held_bytes = 0
-            for element_bytes, plain, windows in self._reads:
+            footprint = 0
+            for element_bytes, direct_sizes, windows in self._reads:
                 # data_tile_elements, written out: no other lines run as often.
-                count = math.prod(plain(shape))
+                count = math.prod(direct_sizes(shape))
                 for extent, terms in windows:
                     for axis, coefficient in terms:
                         extent += coefficient * shape[axis]
                     count *= extent
                 elements += count
-                held_bytes += element_bytes * count
+                footprint += element_bytes * count
             # Rounding down what is negative rounds up what is not.
             tiles = abs(math.prod(map(floordiv, self._negative_sizes, shape)))
-            known = self.known[shape] = (elements, held_bytes, float(tiles * held_bytes))
-        return known
+            costs = self.costs_by_shape[shape] = (elements, footprint, float(tiles * footprint))
+        return costs
 
     @cached_property
     def _in_every_input(self) -> tuple[bool, ...]:
-        """Whether every input has an axis as a dimension of its own, by axis."""
+        """Truth, by axis, of every input having the axis as a dimension of its own."""
         return tuple(all(axis in access.plain for access in self.space.inputs) for axis in range(len(self.space.axes)))
 
     def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
-        """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
+        """True if growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
         and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
         return not self._in_every_input[axis] or any([self.space.sizes[axis] % size for size in menu])
 
     def footprint(self, layer: str, shape: Shape) -> int:
         """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""
-        elements, held_bytes, _ = self.costs(shape)
-        return elements if layer == "registers" else held_bytes
+        elements, bytes_in_shared, _ = self.costs(shape)
+        return elements if layer == "registers" else bytes_in_shared
 
     def traffic(self, shape: Shape) -> float:
         """MemTraffic: bytes the whole operator moves into a layer when it is computed in tiles of ``shape``.

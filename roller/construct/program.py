@@ -1,4 +1,4 @@
-"""What construction proposes: a schedule, the tiles it came from, and the reasons.
+"""Proposals of construction: a schedule, the tiles it came from, and the reasons.
 
 Programs of one kernel and of several answer the same questions, those of :class:`Program`.
 """
@@ -73,7 +73,7 @@ class ProgramPart:
 
 
 class Program(Protocol):
-    """What every program of an operator says of itself, whether it is one kernel or several."""
+    """Common properties of every program of an operator, whether it is one kernel or several."""
 
     @property
     def form(self) -> KernelForm:
@@ -101,7 +101,7 @@ class Program(Protocol):
 
     @property
     def policy(self) -> str:
-        """How it was found: by which walk of construction, by the search, or by which composition."""
+        """Origin of the program: a walk of construction, the search, or a composition."""
 
     @property
     def instruction(self) -> Instruction | None:
@@ -184,7 +184,7 @@ class RProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class Construction:
-    """What was constructed for one operator on one device.
+    """Programs constructed for one operator on one device.
 
     Attributes:
         placed: the operator on the device.

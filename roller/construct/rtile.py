@@ -21,15 +21,15 @@ Window = tuple[int, tuple[tuple[int, int], ...]]
 
 @dataclass
 class AccessMap:
-    """How one operand is indexed, over axis positions.
+    """Indices of one operand, over axis positions.
 
     Attributes:
         element_bytes: bytes of one element.
         dimensions: per dimension of the data tile its (axis position, coefficient) pairs.
         plain: axes that are a dimension by themselves; their product needs no arithmetic on the way.
         pick_plain: the sizes of the plain axes of a tile shape.
-        windows: the other dimensions, sliding windows and strides that do not vanish, each with what its extent is
-            beside ``sum(c * size)``.
+        windows: the other dimensions, sliding windows and strides that do not vanish, each with its extent
+            less ``sum(c * size)``.
     """
 
     element_bytes: int

@@ -65,7 +65,7 @@ class ScaleUp:
             {} if roles is None else {space.axes.index(a): roles.fragment(a) for a in (roles.m, roles.n, roles.k)}
         )
         self.start = tuple(fragments.get(axis, 1) for axis in range(len(space.axes)))
-        #: Axes beside a matrix product run one element at a time.
+        #: Axes that are no part of a matrix product run one element at a time.
         self.single = tuple(roles is not None and axis not in fragments for axis in range(len(space.axes)))
         self.rules = default_rules(device, epsilon, tuple(fragments.items()))
         rate = device.sustained_flops("float32")
@@ -105,25 +105,25 @@ class ScaleUp:
 
     def _sizes(self, layer: str, axis: int, base: int) -> tuple[int, ...]:
         """Aligned sizes of an axis at a layer: multiples of ``base``."""
-        known = self._menus.get((layer, axis, base))
-        if known is None:
+        menu = self._menus.get((layer, axis, base))
+        if menu is None:
             if self.single[axis]:
-                known = (1,)
+                menu = (1,)
             elif layer == "registers":
                 largest = LARGEST_WARP_AXIS if self.roles else LARGEST_THREAD_AXIS
                 largest = min(largest, 2 * self.space.sizes[axis]) if axis < self.space.spatial_count else base
-                known = aligned_axis_sizes(self.space, self.rules, layer, axis, base, max(base, largest))
+                menu = aligned_axis_sizes(self.space, self.rules, layer, axis, base, max(base, largest))
             else:
                 largest = LARGEST_BLOCK_AXIS if axis < self.space.spatial_count else LARGEST_STEP
-                known = aligned_axis_sizes(self.space, self.rules, layer, axis, base, largest)
-            self._menus[layer, axis, base] = known
-        return known
+                menu = aligned_axis_sizes(self.space, self.rules, layer, axis, base, largest)
+            self._menus[layer, axis, base] = menu
+        return menu
 
     # ---- the register layer
 
     def _register_tiles(self, menu: Menu) -> list[Explained]:
         """Two paths, by the best and by the second best axis at first; the last tiles of each, largest first."""
-        kept: dict[Shape, tuple[Reason, ...]] = {}
+        reasons_by_shape: dict[Shape, tuple[Reason, ...]] = {}
         outputs = math.prod(self.space.sizes[: self.space.spatial_count])
         small = outputs < self.device.unit_count * self.limits.threads_per_unit
         tails = SMALL_REGISTER_TAILS if small else REGISTER_TAILS
@@ -140,8 +140,8 @@ class ScaleUp:
                     why = Reason("registers", "stop: shared memory can feed the arithmetic units", shape)
                 else:
                     why = Reason("registers", "keep too: fewer registers, more resident warps", shape)
-                kept.setdefault(shape, (*reasons[:number], why))
-        return list(kept.items())
+                reasons_by_shape.setdefault(shape, (*reasons[:number], why))
+        return list(reasons_by_shape.items())
 
     @cached_property
     def _register_capacity(self) -> int:

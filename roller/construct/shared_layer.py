@@ -40,7 +40,7 @@ MOST_LINES = 512
 
 
 class Said(IntEnum):
-    """What a line says of its tile, in the order of the C file."""
+    """Statements that a line makes of its tile, in the order of the C file."""
 
     START = 0
     GROW = auto()
@@ -129,7 +129,7 @@ class SharedLayer:
         return [(walk.shape(line), reasons[line]) for line in walk.tiles]
 
     def _reason(self, line: Line, score: float) -> Reason:
-        """What a line says that is no step of growth."""
+        """Reason in a line that is no step of growth."""
         said, _, number, other = line[:4]
         shape = line[4:]
         if said == Said.BLOCKED:
@@ -158,18 +158,18 @@ class SharedLayer:
         """The lines of the tiles kept."""
         menu, shape = self._smallest(menu)
         line = largest = walk.say(Said.START, -1, shape)
-        kept: list[int] = []
+        lines: list[int] = []
         saturated = 0
         path = self.growth.path("shared", shape, menu, self.capacity)
         while saturated < SHARED_TAIL:
             threads = self._threads(register_shape, shape)
             if threads > self.threads_per_block:
-                self._close(walk, kept, Said.THREADS, threads, self.threads_per_block)
+                self._close(walk, lines, Said.THREADS, threads, self.threads_per_block)
                 break
             largest = line
             if self.unit.fills(threads, self.epsilon) and threads >= min(2 * self.unit.lanes, self.threads_per_block):
                 fed = self.model.mem_perf("shared", shape) >= self.model.max_compute_perf()
-                kept.append(walk.say(Said.FED if fed else Said.SLOW, line, shape, threads))
+                lines.append(walk.say(Said.FED if fed else Said.SLOW, line, shape, threads))
                 saturated += fed
             step = next(path, None)
             if step is not None:
@@ -177,29 +177,29 @@ class SharedLayer:
                 line = walk.say(Said.GROW, line, shape, axis, score=score)
                 continue
             # Full before the threads fill a warp: a shorter reduction step makes room.
-            shorter = None if kept else self._halved_step(menu, shape)
+            shorter = None if lines else self._halved_step(menu, shape)
             if shorter is None:
-                self._close_blocked(walk, kept)
+                self._close_blocked(walk, lines)
                 break
             shape = shorter
             path = self.growth.path("shared", shape, menu, self.capacity)
             line = walk.say(Said.SHORTEN, line, shape)
-        return kept[-SHARED_TAIL:] or [largest]
+        return lines[-SHARED_TAIL:] or [largest]
 
     def _close(
-        self, walk: Walk, kept: list[int], said: Said, number: int = 0, other: int = 0, score: float = 0.0
+        self, walk: Walk, lines: list[int], said: Said, number: int = 0, other: int = 0, score: float = 0.0
     ) -> None:
         """Say under the last tile kept what ended its path."""
-        if kept:
-            kept[-1] = walk.say(said, kept[-1], walk.shape(kept[-1]), number, other, score)
+        if lines:
+            lines[-1] = walk.say(said, lines[-1], walk.shape(lines[-1]), number, other, score)
 
-    def _close_blocked(self, walk: Walk, kept: list[int]) -> None:
+    def _close_blocked(self, walk: Walk, lines: list[int]) -> None:
         """Say what the most rewarding step would have needed."""
         if self.growth.blocked is None:
-            self._close(walk, kept, Said.SATED)
+            self._close(walk, lines, Said.SATED)
         else:
             _, axis, grown = self.growth.blocked
-            self._close(walk, kept, Said.BLOCKED, axis, grown[axis], float(self.model.footprint("shared", grown)))
+            self._close(walk, lines, Said.BLOCKED, axis, grown[axis], float(self.model.footprint("shared", grown)))
 
     def _smallest(self, menu: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Shape]:
         """The smallest tile worth growing, and the sizes through which it may grow."""
@@ -221,8 +221,10 @@ class SharedLayer:
                 break
             shape = shorter
         # No step along an axis that cannot save traffic is ever taken: such axes stay where they are.
-        held = [sizes if self.model.can_save(axis, sizes) else (shape[axis],) for axis, sizes in enumerate(menu)]
-        return held, shape
+        sizes_by_axis = [
+            sizes if self.model.can_save(axis, sizes) else (shape[axis],) for axis, sizes in enumerate(menu)
+        ]
+        return sizes_by_axis, shape
 
     def _halved_step(self, menu: list[tuple[int, ...]], shape: Shape) -> Shape | None:
         """The shape with its longest reduction step halved, and the menu held to that; None where all are shortest."""
@@ -244,7 +246,7 @@ class SharedLayer:
         until every unit has a block."""
         walk.tiles.append(line)
         self._longer_steps(walk, line, 1)
-        shape, kept = walk.shape(line), line
+        shape, last_filled = walk.shape(line), line
         blocks = self._blocks(shape)
         while blocks < self.unit_count:
             smaller = self._shrunk(register_shape, shape)
@@ -255,10 +257,10 @@ class SharedLayer:
             blocks = self._blocks(shape)
             threads = self._threads(register_shape, shape)
             if threads >= self.unit.lanes and self.unit.fills(threads, self.epsilon):
-                kept = line
+                last_filled = line
                 walk.tiles.append(line)
-        if self._blocks(walk.shape(kept)) <= FEW_WAVES * self.unit_count:
-            self._longer_steps(walk, kept, LONGEST_DOUBLINGS)
+        if self._blocks(walk.shape(last_filled)) <= FEW_WAVES * self.unit_count:
+            self._longer_steps(walk, last_filled, LONGEST_DOUBLINGS)
 
     def _longer_steps(self, walk: Walk, line: int, doublings: int) -> None:
         """The tile of a line with its reduction step doubled, along the axis with the most steps, up to ``doublings``
@@ -282,14 +284,14 @@ class SharedLayer:
 
     def _shrunk(self, register_shape: Shape, shape: Shape) -> Shape | None:
         """Halve the spatial axis whose reuse is worth least: the smallest score of growing it back."""
-        traffic, held = self.model.traffic(shape), self.model.footprint("shared", shape)
+        traffic, footprint = self.model.traffic(shape), self.model.footprint("shared", shape)
         options = []
         for axis in range(self.space.spatial_count):
             half = shape[axis] // 2
             if half >= register_shape[axis] and half % register_shape[axis] == 0:
                 small = (*shape[:axis], half, *shape[axis + 1 :])
                 score = data_reuse_score(
-                    self.model.traffic(small), traffic, self.model.footprint("shared", small), held
+                    self.model.traffic(small), traffic, self.model.footprint("shared", small), footprint
                 )
                 options.append((score, axis, small))
         return min(options)[2] if options else None
@@ -317,7 +319,7 @@ class SharedLayer:
 
     @cached_property
     def _bounds(self) -> Sequence[array[int] | array[float]]:
-        """What bounds the tiles, as the C file reads it."""
+        """Bounds of the tiles, as the C file reads them."""
         lanes = self.unit.lanes
         limits = (self.capacity, self.longer_bytes, lanes, self.lanes_of_tile, self.threads_per_block, self.unit_count)
         numbers = (*limits, SMALLEST_STEP_POINTS, SHARED_TAIL, FEW_WAVES, LONGEST_DOUBLINGS)

@@ -1,4 +1,4 @@
-"""What construction proposes for warp groups: every tile there is for them, as there are few."""
+"""Proposals of construction for warp groups: every tile there is for them, as there are few."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) 
 
 
 def _bulk_reasons(schedule: TileSchedule, shape: tuple[int, ...]) -> tuple[Reason, ...]:
-    """What is said of tiles that are copied in bulk; nothing where threads copy."""
+    """Reasons of tiles that are copied in bulk; nothing where threads copy."""
     if not schedule.cluster:
         return ()
     common = f", one operand's by halves to {schedule.cluster} blocks" if schedule.cluster > 1 else ""

@@ -1,4 +1,4 @@
-"""What construction proposes for ``mma.sync`` besides its paths: the largest tiles of a warp, in every block of a few.
+"""Proposals for ``mma.sync`` besides the paths of construction: the largest tiles of a warp, in every block of a few.
 
 A path takes the steps that save most traffic and ends at one block. But products are computed in rounds of blocks, and
 what the last round leaves idle may cost more than that traffic: 2048 by 2048 is two rounds of 108 blocks of 128 by 256,

@@ -121,21 +121,23 @@ def _of_final(form: KernelForm) -> list[Gradient]:
     gradients = [_of_operand(form, load, derivative(final.value, load), "the sum") for load in results]
     for load in operands:
         slope = derivative(final.value, load)
-        gradients.append(_of_operand(form, load, slope, load.tensor, is_known=slope == before))
+        gradients.append(_of_operand(form, load, slope, load.tensor, is_computed=slope == before))
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def _of_operand(form: KernelForm, load: Load, slope: Value, label: str, *, is_known: bool = False) -> Gradient | None:
+def _of_operand(
+    form: KernelForm, load: Load, slope: Value, label: str, *, is_computed: bool = False
+) -> Gradient | None:
     """The gradient of what the final statement reads, with its derivative ``slope``; None where it takes no kernel.
 
-    ``is_known`` says that the incoming gradient times ``slope`` exists already.
+    ``is_computed`` says that the incoming gradient times ``slope`` exists already.
     """
     final = form.final
-    axes = _plain_axes(form, load)
+    axes = _axes_read_directly(form, load)
     if slope == ZERO or (slope == ONE and axes == list(final.axes)):
         return None
     incoming = Load(_incoming(form), tuple(AffineIndex.axis(axis) for axis in final.axes))
-    value: Value = incoming if slope == ONE or is_known else Call("mul", (incoming, slope))
+    value: Value = incoming if slope == ONE or is_computed else Call("mul", (incoming, slope))
     text = _summed_text(value, [axis for axis in final.axes if axis not in axes])
     sizes = {axis: form.sizes[axis] for axis in final.axes} | ({} if axes else {"one": 1})
     return _gradient(form, label, f"grad_{load.tensor}[{','.join(axes) or 'one'}] = {text}", sizes)
@@ -147,7 +149,7 @@ def _summed_text(value: Value, axes: Sequence[str]) -> str:
     return f"sum([{','.join(axes)}], {text})" if axes else text
 
 
-def _plain_axes(form: KernelForm, load: Load) -> list[str]:
+def _axes_read_directly(form: KernelForm, load: Load) -> list[str]:
     axes = [index.axes[0] for index in load.indices if index.is_plain_axis]
     constant = [index for index in load.indices if not index.axes]
     if len(axes) + len(constant) < len(load.indices) or len(set(axes)) < len(axes):
@@ -232,7 +234,7 @@ def _dimensions(form: KernelForm, index: AffineIndex, extent: int, axis: str) ->
 def _phase(
     form: KernelForm, label: str, load: Load, others: Sequence[Load], dimensions: Sequence[_Dimension]
 ) -> Gradient:
-    """One phase of the gradient of ``load``, a factor of the sum beside ``others``."""
+    """One phase of the gradient of ``load``, a factor of the sum, as ``others`` are."""
     places = _places(dimensions)
     hidden = {dimension.output[0] for dimension in dimensions if dimension.output is not None}
     if any(axis in hidden for other in others for index in other.indices for axis in index.axes):
@@ -266,14 +268,14 @@ def _phase_sizes(form: KernelForm, dimensions: Sequence[_Dimension]) -> dict[str
 
 def _gradient(form: KernelForm, label: str, text: str, sizes: dict[str, int]) -> Gradient:
     """The text as an operator with the forward operator's shapes and types."""
-    known = {tensor.name: tensor for tensor in form.expr.tensors}
+    tensors = {tensor.name: tensor for tensor in form.expr.tensors}
     output = form.expr.output
     result = form.reductions[0].axes if form.reductions and form.kind == "tile" else form.final.axes
     shapes: dict[str, list[int]] = {}
     if form.kind == "tile":
         read = set(re.findall(r"(\w+)\[", text.partition("=")[2]))
-        known[_incoming(form)] = replace(output, shape=tuple(form.sizes[axis] for axis in result))
-        shapes = {name: list(known[name].shape) for name in read}
+        tensors[_incoming(form)] = replace(output, shape=tuple(form.sizes[axis] for axis in result))
+        shapes = {name: list(tensors[name].shape) for name in read}
     data: dict[str, Any] = {
         "expr": text,
         "sizes": sizes,

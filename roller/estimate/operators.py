@@ -1,4 +1,4 @@
-"""How long operators take: by the best kernel that we know how to build, or by the library's.
+"""Times of operators: by the best kernel that we know how to build, or by the library's.
 
 ``best`` constructs a schedule for every operator (or searches for one) and ranks by RATIONAL; its backward pass is the
 sum of the operators of :mod:`roller.estimate.gradients`. ``library`` models what cuBLAS, cuDNN and PyTorch launch.
@@ -75,7 +75,7 @@ class SchedulePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class OperatorEstimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one operator takes.
+    """Time of one operator.
 
     Attributes:
         name: given or derived.
@@ -123,16 +123,16 @@ def load_items(path: str | Path, direction: Direction = "forward") -> list[Item]
 def _values(text: bytes, source: str) -> Iterator[tuple[str, Any]]:
     """The JSON values of a text with their places: lines count from 1, entries of a list from 0."""
     try:
-        whole = msgspec.json.decode(text)
+        document = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         yield from _lines(text, source)
         return
-    if not isinstance(whole, list):
-        yield source, whole
+    if not isinstance(document, list):
+        yield source, document
         return
-    if not whole:
+    if not document:
         raise InputError(source, "an empty list", "write at least one operator")
-    yield from ((f"{source}[{position}]", item) for position, item in enumerate(whole))
+    yield from ((f"{source}[{position}]", item) for position, item in enumerate(document))
 
 
 def _lines(text: bytes, source: str) -> Iterator[tuple[str, Any]]:
@@ -177,7 +177,7 @@ def estimate_items(
     algorithms: Collection[str] = ALGORITHMS,
     node: str | None = None,
 ) -> list[OperatorEstimate]:
-    """What every operator takes.
+    """Time of every operator.
 
     Args:
         items: operators, as :func:`load_items` gives them.
@@ -241,16 +241,16 @@ def _name(data: Mapping[str, Any]) -> str:
 def _best(
     items: Sequence[Item], device: DeviceSpec, method: str, algorithms: Collection[str]
 ) -> list[OperatorEstimate]:
-    known: dict[bytes, tuple[str, tuple[SchedulePart, ...]]] = {}
+    parts_by_key: dict[bytes, tuple[str, tuple[SchedulePart, ...]]] = {}
     estimates = []
     for item in items:
         try:
             # Equal operators are found once, whatever they are called.
             unnamed = {**item.data, "name": None} if isinstance(item.data, dict) else item.data
             key = msgspec.json.encode((unnamed, item.direction))
-            if key not in known:
-                known[key] = _best_parts(unnamed, item.direction, device, method, algorithms)
-            derived, parts = known[key]
+            if key not in parts_by_key:
+                parts_by_key[key] = _best_parts(unnamed, item.direction, device, method, algorithms)
+            derived, parts = parts_by_key[key]
         except InputError as error:
             raise error.within(item.where) from error.__cause__
         estimates.append(
@@ -335,7 +335,7 @@ def _bound(stage: str) -> str:
 
 
 def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
-    """What an estimate supposes, as cells."""
+    """Assumptions of an estimate, as cells."""
     if isinstance(part, PricedCall):
         slices = f", {count_text(part.splits, 'split')} of k" if part.splits is not None and part.splits > 1 else ""
         return [part.kernel + slices]

@@ -49,7 +49,7 @@ class Scored:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What ``roller score --json`` prints; ``seconds`` is None where the schedule cannot run."""
+        """Record that ``roller score --json`` prints; ``seconds`` is None where the schedule cannot run."""
         estimate = self.estimate
         record: dict[str, Any] = {
             "seconds": None if self.reason else estimate.seconds,

@@ -1,1 +1,1 @@
-"""Programs told in words and pictures: how found, what sets the pace, which rivals lost."""
+"""Programs explained in words and pictures: their construction, their pace, the rivals that lost."""

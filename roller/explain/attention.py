@@ -1,4 +1,4 @@
-"""Attention told in words: why its tiles have the sizes they have, and what a step of them takes."""
+"""Explanation of attention: the sizes of its tiles and their reasons, and the time of a step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCALAR_MEANINGS = {
 
 
 def flash_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """How an attention program came about."""
+    """Lines of an attention program's page."""
     yield f"How rank {rank} was constructed: {program.policy}"
     kernel, schedule = program.parts[0].problem, program.parts[0].schedule
     assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)

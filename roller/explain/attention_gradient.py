@@ -1,4 +1,4 @@
-"""Gradients of attention told in words: why there are two kernels, what a step of theirs does and holds."""
+"""Explanation of attention's gradients: the reason for two kernels, and the work and memory of a step."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def _of(part: ProgramPart) -> tuple[AttentionGradientKernel, GradientSchedule]:
 
 
 def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """How a program of a gradient came about."""
+    """Lines of a gradient program's page."""
     yield f"How rank {rank} was constructed: {program.policy}"
     kernel, schedule = _of(program.parts[0])
     attention = kernel.attention
-    own, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
+    side, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
     pairs = attention.b * attention.heads * attention.queries * attention.key_count
     table = si_text(float(pairs * kernel.output.element_bytes), "B")
     yield from wrapped(
-        f"no table passes through memory: logits and their gradients, {table} each, are computed anew from {own} of a "
+        f"no table passes through memory: logits and their gradients, {table} each, are computed anew from {side} of a "
         f"block's own and {walked} that it walks"
     )
     yield from wrapped(
@@ -51,7 +51,7 @@ def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[s
         "(seven products where atomic additions need five), and two runs agree to the bit"
     )
     yield from wrapped(
-        f"tiles: {schedule.rows} {own} meet every tile of {schedule.step} {walked}, so that a byte from L2 serves "
+        f"tiles: {schedule.rows} {side} meet every tile of {schedule.step} {walked}, so that a byte from L2 serves "
         f"{schedule.rows} rows; larger tiles save more, until registers or shared memory are full"
     )
     if schedule.shares > 1:

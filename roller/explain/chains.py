@@ -1,4 +1,4 @@
-"""Chains told in words: what they are made of, and why they were chosen or not."""
+"""Explanation of chains: their parts, and why they were chosen or not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PAGES: Mapping[str, Callable[[Programs, Program, int], Iterator[str]]] = {
 
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
+    """Steps to a chain, its kernels, and its time next to that of the best program of one kernel."""
     page = _PAGES.get(program.form.kind, _PAGES.get(program.algorithm))
     if page is not None:
         yield from page(programs, program, rank)
@@ -55,8 +55,8 @@ def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]
 
 
 def considered_lines(programs: Programs) -> Iterator[str]:
-    """Every algorithm beside the best program of one kernel: its times, or why it was not tried; beside a sequence
-    what became of one kernel."""
+    """Every algorithm against the best program of one kernel: its times, or why it was not tried; for a sequence,
+    the outcome of one kernel."""
     if not programs.direct:
         for sequence, fused in zip(programs.considered[:-1], programs.considered[1:], strict=True):
             seconds = sequence.programs[0].estimate.seconds
@@ -106,7 +106,7 @@ def patch_lines(transform: PatchTransform, part: ProgramPart, device: DeviceSpec
 
 
 def problem_text(problem: Problem) -> str:
-    """What a kernel of a chain computes, as the expression language writes it."""
+    """Computation of a kernel of a chain, as the expression language writes it."""
     if not isinstance(problem, KernelForm):
         return problem.statement_text()
     return "; ".join(statement_text(statement) for statement in problem.source.statements)

@@ -43,7 +43,7 @@ def cpu_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
 
 
 def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
-    """What a time consists of, in words."""
+    """Parts of a time, in words."""
     unit = device.unit_name
     return {
         **cpu_stage_meanings(device),
@@ -58,32 +58,34 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
 
 
 def cpu_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
-    """What the time consists of, and why the stages that matter take what they take."""
-    found = cpu_anatomy(placed, program.schedule)
+    """Parts of the time, and why the stages that matter take what they take."""
+    anatomy = cpu_anatomy(placed, program.schedule)
     yield "Why it takes that long"
-    yield from wrapped(_sum_text(found, program.estimate.seconds))
+    yield from wrapped(_sum_text(anatomy, program.estimate.seconds))
     stages = program.estimate.stage_seconds
     close = [stage for stage in stages if stages[stage] >= _CLOSE * max(stages.values())]
-    ways = {way.below.name: way for way in found.ways}
+    ways = {way.below.name: way for way in anatomy.ways}
     for stage in sorted(close, key=lambda stage: -stages[stage]):
-        text = _way(found, ways[stage]) if stage in ways else _ARGUMENTS[stage](found, stages[stage])
+        text = _way(anatomy, ways[stage]) if stage in ways else _ARGUMENTS[stage](anatomy, stages[stage])
         yield from wrapped(f"{stage.replace('_', ' ')}: {text}")
-    uneven = _uneven(found)
+    uneven = _uneven(anatomy)
     if uneven:
         yield from wrapped(uneven)
-    if is_resident(found):
-        way = found.ways[-1]
-        held = sum(tensor.size_bytes for tensor in (*placed.form.expr.inputs, placed.form.expr.output))
+    if is_resident(anatomy):
+        way = anatomy.ways[-1]
+        tensor_bytes = sum(tensor.size_bytes for tensor in (*placed.form.expr.inputs, placed.form.expr.output))
         yield from wrapped(
-            f"{layer_name(way.below.name)}: no part of it, as all tensors, {si_text(held, 'B')}, stay in "
+            f"{layer_name(way.below.name)}: no part of it, as all tensors, {si_text(tensor_bytes, 'B')}, stay in "
             f"{layer_name(way.above.name)} from one call to the next"
         )
 
 
-def _sum_text(found: CpuAnatomy, seconds: float) -> str:
+def _sum_text(anatomy: CpuAnatomy, seconds: float) -> str:
     """``75 µs is 61 µs of arithmetic, 9 µs of other stages of a core that it does not hide, ...``"""
-    meanings = _part_meanings(found.device)
-    parts = [f"{time_text(part)} of {meanings[name]}" for name, part in found.parts.items() if part >= _NAMED * seconds]
+    meanings = _part_meanings(anatomy.device)
+    parts = [
+        f"{time_text(part)} of {meanings[name]}" for name, part in anatomy.parts.items() if part >= _NAMED * seconds
+    ]
     return f"{time_text(seconds)} is {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}"
 
 
@@ -95,49 +97,49 @@ def _many(count: float) -> str:
     return three_digits(count)
 
 
-def _per_turn(found: CpuAnatomy, total: object) -> float:
-    return one(total) / max(1.0, one(found.work.chain_turns))
+def _per_turn(anatomy: CpuAnatomy, total: object) -> float:
+    return one(total) / max(1.0, one(anatomy.work.chain_turns))
 
 
-def _has_turns(found: CpuAnatomy) -> bool:
-    """Whether an innermost loop adds to sums that stay in registers."""
-    return found.tiles is not None and bool(found.form.reduced)
+def _has_turns(anatomy: CpuAnatomy) -> bool:
+    """True if an innermost loop adds to sums that stay in registers."""
+    return anatomy.tiles is not None and bool(anatomy.form.reduced)
 
 
-def _compute(found: CpuAnatomy, seconds: float) -> str:
+def _compute(anatomy: CpuAnatomy, seconds: float) -> str:
     """The instructions, the lanes that hold nothing, the cores that have nothing."""
-    units, unit = found.device.unit_count, found.device.unit_name
-    text = f"{_many(one(found.work.arithmetic))} vector instructions of {found.lanes} lanes, {time_text(seconds)}"
-    rate = arithmetic_flops(found.placed)
-    peak = found.device.peak_flops(found.placed.arithmetic_dtype)
+    units, unit = anatomy.device.unit_count, anatomy.device.unit_name
+    text = f"{_many(one(anatomy.work.arithmetic))} vector instructions of {anatomy.lanes} lanes, {time_text(seconds)}"
+    rate = arithmetic_flops(anatomy.placed)
+    peak = anatomy.device.peak_flops(anatomy.placed.arithmetic_dtype)
     at = f"{100 * rate / peak:.0f}% of the peak, by what they sustain" if rate * _LOSS < peak else "the peak"
     text += f" on {count_text(units, unit)} at {at}"
-    filled = _lanes_filled(found)
+    filled = _lanes_filled(anatomy)
     if filled * _LOSS < 1.0:
         text += f"; {100 * filled:.0f}% of the lanes have something to do"
     return text
 
 
-def _lanes_filled(found: CpuAnatomy) -> float:
+def _lanes_filled(anatomy: CpuAnatomy) -> float:
     """Share of lanes that hold a result, over all register tiles."""
-    if found.tiles is None or not found.tiles.axis:
+    if anatomy.tiles is None or not anatomy.tiles.axis:
         return 1.0
-    return found.form.sizes[found.tiles.axis] / (one(found.tiles.all_pieces) * found.lanes)
+    return anatomy.form.sizes[anatomy.tiles.axis] / (one(anatomy.tiles.all_pieces) * anatomy.lanes)
 
 
-def _uneven(found: CpuAnatomy) -> str:
-    """What the blocks of the busiest unit cost; empty where all have as many."""
-    units, blocks = found.device.unit_count, found.blocks
-    loss = found.busiest * units / blocks
+def _uneven(anatomy: CpuAnatomy) -> str:
+    """Loss by the blocks of the busiest unit; empty where all have as many."""
+    units, blocks = anatomy.device.unit_count, anatomy.blocks
+    loss = anatomy.busiest * units / blocks
     if loss < _LOSS:
         return ""
-    unit = found.device.unit_name
+    unit = anatomy.device.unit_name
     longer = f"{100 * (loss - 1):.0f}% longer than even shares would take"
     return f"blocks: {count_text(blocks, 'block')} on {count_text(units, unit)} keep the busiest {longer}"
 
 
-def _issue(found: CpuAnatomy, seconds: float) -> str:
-    work, device = found.work, found.device
+def _issue(anatomy: CpuAnatomy, seconds: float) -> str:
+    work, device = anatomy.work, anatomy.device
     width = device.teu.issue_per_cycle or device.teu.group_size
     total, arithmetic, accesses = one(work.instructions), one(work.arithmetic), one(work.accesses)
     first = layer_name(device.layers[1].name)
@@ -147,65 +149,65 @@ def _issue(found: CpuAnatomy, seconds: float) -> str:
     return text
 
 
-def _requests(found: CpuAnatomy, seconds: float) -> str:
-    layer = found.device.layers[1]
-    requests = one(found.work.accesses)
+def _requests(anatomy: CpuAnatomy, seconds: float) -> str:
+    layer = anatomy.device.layers[1]
+    requests = one(anatomy.work.accesses)
     each = f"each {layer.transaction_bytes} bytes of {si_text(layer.bandwidth_bytes_per_second, 'B/s')}"
-    if not _has_turns(found):
-        ratio = one(found.work.accesses) / one(found.work.arithmetic)
+    if not _has_turns(anatomy):
+        ratio = one(anatomy.work.accesses) / one(anatomy.work.arithmetic)
         return f"{_many(requests)} requests, {three_digits(ratio)} per arithmetic instruction, {each}"
-    made, adds = _per_turn(found, found.work.accesses), _per_turn(found, found.work.arithmetic)
+    made, adds = _per_turn(anatomy, anatomy.work.accesses), _per_turn(anatomy, anatomy.work.arithmetic)
     text = f"a turn of the innermost loop makes {three_digits(made)} requests for {three_digits(adds)} arithmetic "
     text += f"instructions on average: {_many(requests)} in all, {each}"
     return text
 
 
-def _chain(found: CpuAnatomy, seconds: float) -> str:
-    teu = found.device.teu
+def _chain(anatomy: CpuAnatomy, seconds: float) -> str:
+    teu = anatomy.device.teu
     cycles = teu.chain_cycles or CHAIN_CYCLES
     text = f"a sum can be added to again after {three_digits(cycles)} cycles"
-    if found.tiles is None or not found.form.reduced:
-        return f"{text}, and results of a row are folded one after the other" if found.tiles is None else text
-    sums = one(found.tiles.rows) * one(found.tiles.tile_pieces)
+    if anatomy.tiles is None or not anatomy.form.reduced:
+        return f"{text}, and results of a row are folded one after the other" if anatomy.tiles is None else text
+    sums = one(anatomy.tiles.rows) * one(anatomy.tiles.tile_pieces)
     wanted = cycles * teu.group_size
     return f"{text}; a turn adds to {three_digits(sums)} of them, {three_digits(wanted)} would keep the units busy"
 
 
-def _latency(found: CpuAnatomy, seconds: float) -> str:
+def _latency(anatomy: CpuAnatomy, seconds: float) -> str:
     """From where lines come that were not asked for ahead."""
-    return _lines_unprefetched(found, {way.below.name: way.unprefetched_bytes for way in found.ways})
+    return _lines_unprefetched(anatomy, {way.below.name: way.unprefetched_bytes for way in anatomy.ways})
 
 
-def _lines_unprefetched(found: CpuAnatomy, unprefetched_bytes: Mapping[str, float]) -> str:
+def _lines_unprefetched(anatomy: CpuAnatomy, unprefetched_bytes: Mapping[str, float]) -> str:
     """From where lines come that were not asked for ahead, of so many bytes by layer."""
     texts = []
-    for way in found.ways:
+    for way in anatomy.ways:
         lines = unprefetched_bytes[way.below.name] / way.below.transaction_bytes
         if lines >= 1.0 and way.moved_bytes > 0.0:
             longer = max(0.0, (way.below.latency_seconds or 0.0) - (way.above.latency_seconds or 0.0))
             above, below = layer_name(way.above.name), layer_name(way.below.name)
             texts.append(f"{_many(lines)} lines from {below}, each {time_text(longer)} longer than from {above}")
-    most = f"a {found.device.unit_name} waits for {three_digits(LINES_IN_FLIGHT)} at a time at most"
+    most = f"a {anatomy.device.unit_name} waits for {three_digits(LINES_IN_FLIGHT)} at a time at most"
     return f"short pieces that lie apart, whose lines no prefetcher asks for: {'; '.join(texts)}; {most}"
 
 
-def _copying(found: CpuAnatomy, seconds: float) -> str:
-    """What is copied while a core does nothing else."""
+def _copying(anatomy: CpuAnatomy, seconds: float) -> str:
+    """Copies that a core makes while it does nothing else."""
     texts = [
         f"{si_text(way.copied_bytes, 'B')} from {layer_name(way.below.name)}"
-        for way in found.ways
+        for way in anatomy.ways
         if way.copied_bytes and way.moved_bytes
     ]
-    text = f"{_many(one(found.work.copying))} instructions to copy operands into scratch memory"
+    text = f"{_many(one(anatomy.work.copying))} instructions to copy operands into scratch memory"
     if texts:
         text += f", {' and '.join(texts)} of which tiles before have no turns to ask for"
-    unprefetched = {way.below.name: way.copied_unprefetched_bytes for way in found.ways}
-    return f"{text}; {_lines_unprefetched(found, unprefetched)}" if any(unprefetched.values()) else text
+    unprefetched = {way.below.name: way.copied_unprefetched_bytes for way in anatomy.ways}
+    return f"{text}; {_lines_unprefetched(anatomy, unprefetched)}" if any(unprefetched.values()) else text
 
 
-def _way(found: CpuAnatomy, way: Way) -> str:
-    """What comes into a cache, by tensor, and how often."""
-    sizes = {tensor.name: tensor.size_bytes for tensor in found.form.expr.inputs}
+def _way(anatomy: CpuAnatomy, way: Way) -> str:
+    """Bytes that come into a cache, by tensor, and how often."""
+    sizes = {tensor.name: tensor.size_bytes for tensor in anatomy.form.expr.inputs}
     sizes[ROWS] = sum(sizes.values())
     above, texts = layer_name(way.above.name), []
     for name, read in sorted(way.read_bytes.items(), key=lambda each: -each[1]):
@@ -224,9 +226,9 @@ def _way(found: CpuAnatomy, way: Way) -> str:
     )
 
 
-def _block_launch(found: CpuAnatomy, seconds: float) -> str:
-    each = time_text(found.device.block_launch_seconds)
-    return f"{count_text(found.blocks, 'block')}, one every {each}: larger blocks start faster"
+def _block_launch(anatomy: CpuAnatomy, seconds: float) -> str:
+    each = time_text(anatomy.device.block_launch_seconds)
+    return f"{count_text(anatomy.blocks, 'block')}, one every {each}: larger blocks start faster"
 
 
 _ARGUMENTS: Mapping[str, Callable[[CpuAnatomy, float], str]] = {

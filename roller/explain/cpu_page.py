@@ -47,7 +47,7 @@ _TRIED_TOO = "not full: of all tiles on the way the predicted times decide"
 
 
 def cpu_story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
-    """How a program was constructed, from the reasons that construction recorded."""
+    """Construction of a program, from the reasons that it recorded."""
     yield f"How rank {rank} was constructed: {program.policy}"
     yield from wrapped(_POLICY_MEANING[program.policy])
     yield from wrapped(_UNPADDED)
@@ -74,9 +74,9 @@ def _register_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMo
     room = device.limits.registers_per_thread_usable // device.teu.lanes
     yield f"  Registers, the tile of an innermost loop: room for {count_text(room, 'vector')} of {lanes} lanes"
     yield from _growth(reasons, model, "caches", "value")
-    held = program.estimate.registers // lanes
+    vectors = program.estimate.registers // lanes
     tile = short_sizes(tuple(program.schedule.register_tile.items()))
-    yield from wrapped(f"kept {tile}: {held} of {count_text(room, 'vector')}, operands among them", "    ")
+    yield from wrapped(f"kept {tile}: {vectors} of {count_text(room, 'vector')}, operands among them", "    ")
     least = _one_more_row(program.schedule, form, lanes)
     if least > room:
         yield f"    full: one more row would take {least}"
@@ -102,12 +102,12 @@ def _block_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel
     yield from _growth(walk, model, layer_below(device), "byte")
     shape = choice.tile
     assert not isinstance(shape, str)
-    held = si_text(model.footprint("shared", shape), "B")
+    footprint = si_text(model.footprint("shared", shape), "B")
     tile = short_sizes(tuple(zip(model.space.axes, shape, strict=True)))
     fed, wanted = model.mem_perf("shared", shape), model.max_compute_perf()
     verdict = "enough for" if fed >= wanted else "short of"
     yield from wrapped(
-        f"kept {tile} ({held}): {layer_below(device)} feeds it {si_text(fed, 'FLOP/s')}, {verdict} the "
+        f"kept {tile} ({footprint}): {layer_below(device)} feeds it {si_text(fed, 'FLOP/s')}, {verdict} the "
         f"{si_text(wanted, 'FLOP/s')} of the arithmetic units",
         "    ",
     )
@@ -122,14 +122,14 @@ def _block_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel
 
 
 def _packing(action: str) -> str:
-    """What construction recorded as ``pack A, B``, in words."""
+    """Reason ``pack A, B`` of construction, in words."""
     names = action.removeprefix("pack ")
     if names == "nothing":
         return "nothing is packed: operands are read where they lie"
     return f"packed {' and '.join(names.split(', '))}: copied in the order in which the innermost loop reads"
 
 
-def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str) -> Iterator[str]:
+def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, unit: str) -> Iterator[str]:
     """One line per step: what was done, the tile, what it moves, and the score in words."""
     rows = []
     for reason in reasons:
@@ -137,7 +137,7 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
         text = short_sizes(tuple(zip(model.space.axes, reason.tile, strict=True)))
         moved = f"{si_text(model.traffic(reason.tile), 'B'):>8} from {source}"
         score = dict(reason.numbers).get("score")
-        saving = f", saving {si_text(score, 'B')} per {held} held" if score is not None and score > 0 else ""
+        saving = f", saving {si_text(score, 'B')} per {unit} held" if score is not None and score > 0 else ""
         rows.append((reason.action, text, moved + saving))
     columns = [max((len(row[place]) for row in rows), default=0) for place in (0, 1)]
     for action, text, moved in rows:
@@ -149,19 +149,19 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
 
 def cpu_program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The program: its blocks, its register tile in vectors, what it copies."""
-    found, device = cpu_anatomy(placed, program.schedule), placed.device
-    blocks, units, unit = found.blocks, device.unit_count, device.unit_name
+    anatomy, device = cpu_anatomy(placed, program.schedule), placed.device
+    blocks, units, unit = anatomy.blocks, device.unit_count, device.unit_name
     yield "The program"
-    spread = f"{found.busiest} for the busiest of {count_text(units, unit)}" if blocks > 1 else f"one {unit} works"
-    yield f"  {count_text(blocks, 'block')}: {spread}, {100 * blocks / (found.busiest * units):.0f}% balanced"
-    if found.tiles is None:
-        yield from _row_lines(found)
+    spread = f"{anatomy.busiest} for the busiest of {count_text(units, unit)}" if blocks > 1 else f"one {unit} works"
+    yield f"  {count_text(blocks, 'block')}: {spread}, {100 * blocks / (anatomy.busiest * units):.0f}% balanced"
+    if anatomy.tiles is None:
+        yield from _row_lines(anatomy)
         return
-    yield from _tile_lines(found, found.tiles, program.schedule)
+    yield from _tile_lines(anatomy, anatomy.tiles, program.schedule)
 
 
-def _row_lines(found: CpuAnatomy) -> Iterator[str]:
-    form, lanes, unit = found.form, found.lanes, found.device.unit_name
+def _row_lines(anatomy: CpuAnatomy) -> Iterator[str]:
+    form, lanes, unit = anatomy.form, anatomy.lanes, anatomy.device.unit_name
     along = lane_axis(form)
     walks = len(form.reductions) + 1
     yield f"  a {unit} works on one block at a time, row by row: no partial results cross {unit}s"
@@ -173,54 +173,54 @@ def _row_lines(found: CpuAnatomy) -> Iterator[str]:
     yield f"  a row is walked {walks} times: once for each reduction, and once for the results"
 
 
-def _tile_lines(found: CpuAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> Iterator[str]:
-    form, device = found.form, found.device
+def _tile_lines(anatomy: CpuAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> Iterator[str]:
+    form, device = anatomy.form, anatomy.device
     unit = device.unit_name
     if form.reduced:
         walk = f"a {unit} works on one block at a time and walks {', '.join(form.reduced)} alone"
         yield from wrapped(f"{walk}: no partial results cross {unit}s")
     block = tuple((axis, int(one(size))) for axis, size in tiles.block.items())
-    yield from wrapped(f"block tile {sizes_text(block) or 'of one'}{_steps_text(found, tiles)}")
+    yield from wrapped(f"block tile {sizes_text(block) or 'of one'}{_steps_text(anatomy, tiles)}")
     if tiles.axis:
-        yield from wrapped(_register_text(found, tiles, schedule))
-    rest = [
-        f"{axis} is {size // own} x {own} + {size % own}"
-        for axis, own in ((axis, int(one(tile))) for axis, tile in tiles.tile.items())
-        if (size := form.sizes[axis]) % own
+        yield from wrapped(_register_text(anatomy, tiles, schedule))
+    partial_tiles = [
+        f"{axis} is {size // tile_size} x {tile_size} + {size % tile_size}"
+        for axis, tile_size in ((axis, int(one(tile))) for axis, tile in tiles.tile.items())
+        if (size := form.sizes[axis]) % tile_size
     ]
-    if rest:
-        yield from wrapped(f"tiles of their own size for what is left over: {', '.join(rest)}")
-    yield from _copies(found, tiles)
+    if partial_tiles:
+        yield from wrapped(f"tiles of their own size for what is left over: {', '.join(partial_tiles)}")
+    yield from _copies(anatomy, tiles)
 
 
-def _steps_text(found: CpuAnatomy, tiles: CpuTiles) -> str:
-    steps = int(one(tiles.steps)) if found.form.reduced else 1
+def _steps_text(anatomy: CpuAnatomy, tiles: CpuTiles) -> str:
+    steps = int(one(tiles.steps)) if anatomy.form.reduced else 1
     if steps == 1:
         return ""
     step = sizes_text(tuple((axis, int(one(size))) for axis, size in tiles.step.items()))
     return f", in {steps} reduction steps of {step}: partial sums rest in the output between them"
 
 
-def _register_text(found: CpuAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> str:
+def _register_text(anatomy: CpuAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> str:
     """``register tile m=7 n=48: lanes along n, 3 vectors of 16 in each of 7 rows; 21 sums, 25 of 31 registers``"""
-    device, lanes = found.device, found.lanes
+    device, lanes = anatomy.device, anatomy.lanes
     tile = tuple((axis, int(one(size))) for axis, size in tiles.tile.items())
     counts = lane_counts(dict(tile)[tiles.axis], lanes)
-    whole, partial = [count for count in counts if count == lanes], [count for count in counts if count < lanes]
-    vectors = f"{count_text(len(whole), 'vector')} of {lanes}" if whole else ""
+    full_vectors, partial = [count for count in counts if count == lanes], [count for count in counts if count < lanes]
+    vectors = f"{count_text(len(full_vectors), 'vector')} of {lanes}" if full_vectors else ""
     if partial:
-        vectors += (" and " if whole else "") + f"one of {' and one of '.join(map(str, partial))}"
-    rows, held = int(one(tiles.rows)), int(one(found.stages.registers)) // lanes
+        vectors += (" and " if full_vectors else "") + f"one of {' and one of '.join(map(str, partial))}"
+    rows, used = int(one(tiles.rows)), int(one(anatomy.stages.registers)) // lanes
     room = device.limits.registers_per_thread_usable // device.teu.lanes
-    sums = "sums" if found.form.reduced else "results"
+    sums = "sums" if anatomy.form.reduced else "results"
     text = f"register tile {short_sizes(tile)}: lanes along {tiles.axis}, {vectors}"
     text += f" in each of {rows} rows" if rows > 1 else ""
-    text += f"; {len(counts) * rows} vectors of {sums}, {held} of {room} registers"
-    spilled = int(one(found.stages.spilled))
+    text += f"; {len(counts) * rows} vectors of {sums}, {used} of {room} registers"
+    spilled = int(one(anatomy.stages.spilled))
     return text + (f", {spilled} too many" if spilled else "")
 
 
-def _copies(found: CpuAnatomy, tiles: CpuTiles) -> Iterator[str]:
+def _copies(anatomy: CpuAnatomy, tiles: CpuTiles) -> Iterator[str]:
     """Packed operands: how they lie, and how often they are copied."""
     copies = copies_of(tiles)
     for load, depth in copies.items():
@@ -233,8 +233,8 @@ def _copies(found: CpuAnatomy, tiles: CpuTiles) -> Iterator[str]:
         border = ", its border with it" if load.pad is not None else ""
         yield from wrapped(f"{load.tensor} packed {how}{border}, {often}")
     if copies:
-        yield f"  copies take {si_text(one(found.stages.scratch_bytes), 'B')} of scratch memory per {_unit(found)}"
+        yield f"  copies take {si_text(one(anatomy.stages.scratch_bytes), 'B')} of scratch memory per {_unit(anatomy)}"
 
 
-def _unit(found: CpuAnatomy) -> str:
-    return found.device.unit_name
+def _unit(anatomy: CpuAnatomy) -> str:
+    return anatomy.device.unit_name

@@ -1,4 +1,4 @@
-"""What sets the pace of a program and what would make it faster, in words: stages, their reasons, the rivals.
+"""Pace of a program and what would make it faster, in words: stages, their reasons, the rivals.
 
 The numbers are those that RATIONAL itself computed on the way (:mod:`sokoban.model.gpu.anatomy`). Reasons here are
 those of lanes that are threads; what else differs by lanes is looked up in tables.
@@ -110,11 +110,11 @@ def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) 
 
 
 def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
-    """What the time consists of, and why the stages that matter take what they take."""
+    """Parts of the time, and why the stages that matter take what they take."""
     seconds = program.estimate.seconds
-    found = gpu_anatomy(placed, program.schedule)
+    anatomy = gpu_anatomy(placed, program.schedule)
     yield "Why it takes that long"
-    yield from wrapped(_sum_text(found, seconds))
+    yield from wrapped(_sum_text(anatomy, seconds))
     arguments = {
         "compute": _compute,
         "issue": _issue,
@@ -127,15 +127,15 @@ def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     stages = program.estimate.stage_seconds
     close = [stage for stage in STAGES if stages[stage] >= _CLOSE * max(stages.values())]
     for stage in sorted(close, key=lambda stage: -stages[stage]):
-        yield from wrapped(f"{stage.replace('_', ' ')}: {arguments[stage](found, program)}")
-    for remark in _remarks(found):
+        yield from wrapped(f"{stage.replace('_', ' ')}: {arguments[stage](anatomy, program)}")
+    for remark in _remarks(anatomy):
         yield from wrapped(remark)
 
 
-def _sum_text(found: GpuAnatomy, seconds: float) -> str:
+def _sum_text(anatomy: GpuAnatomy, seconds: float) -> str:
     """``752 µs is 668 µs of compute, 80 µs of other stages that it does not hide, ...``"""
     parts = []
-    for name, part in found.parts.items():
+    for name, part in anatomy.parts.items():
         if part >= _NAMED * seconds:
             meaning = _PART_MEANING.get(name) or "of " + name.replace("_", " ")
             if name == "compute":
@@ -144,25 +144,25 @@ def _sum_text(found: GpuAnatomy, seconds: float) -> str:
     return f"{time_text(seconds)} is {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}"
 
 
-def _compute(found: GpuAnatomy, program: RProgram) -> str:
+def _compute(anatomy: GpuAnatomy, program: RProgram) -> str:
     """The arithmetic at the peak, and every factor by which this program takes longer."""
-    table, occupancy, device = found.table, found.step.occupancy, found.device
+    table, occupancy, device = anatomy.table, anatomy.step.occupancy, anatomy.device
     seconds = program.estimate.stage_seconds["compute"]
     if one(table.warp_tile):
         return f"{time_text(seconds)} on the matrix units"
     blocks, units = one(table.block_count), device.unit_count
-    whole = one(found.step.occupancy.rounds) * found.running
+    block_places = one(anatomy.step.occupancy.rounds) * anatomy.running
     group = device.teu.group_size
-    busiest = math.ceil(one(occupancy.warps) * found.running / group)
+    busiest = math.ceil(one(occupancy.warps) * anatomy.running / group)
     losses = {
-        "tiles past the edges": _covered(found),
+        "tiles past the edges": _covered(anatomy),
         "partial warps": one(occupancy.warps) * device.warp_lanes / one(table.threads_per_block),
-        f"{count_text(int(one(occupancy.warps)) * found.running, 'warp')} on {group} schedulers": (
-            busiest * group / (one(occupancy.warps) * found.running)
+        f"{count_text(int(one(occupancy.warps)) * anatomy.running, 'warp')} on {group} schedulers": (
+            busiest * group / (one(occupancy.warps) * anatomy.running)
         ),
-        f"{count_text(int(blocks), 'block')} on {units} {device.unit_name}s": whole * units / blocks,
+        f"{count_text(int(blocks), 'block')} on {units} {device.unit_name}s": block_places * units / blocks,
     }
-    raw = one(occupancy.rounds * table.step_count) * found.step_busy["compute"]
+    raw = one(occupancy.rounds * table.step_count) * anatomy.step_busy["compute"]
     if seconds > raw * _LOSS:
         losses["the clock under the power limit"] = seconds / raw
     named = [f"{name} {100 * (loss - 1):+.0f}%" for name, loss in losses.items() if loss >= _LOSS]
@@ -170,28 +170,28 @@ def _compute(found: GpuAnatomy, program: RProgram) -> str:
     return f"{time_text(ideal)} at the peak" + (f"; {', '.join(named)} make it {time_text(seconds)}" if named else "")
 
 
-def _covered(found: GpuAnatomy) -> float:
+def _covered(anatomy: GpuAnatomy) -> float:
     """Points that the tiles cover over those that the operator has."""
-    table, form = found.table, found.form
+    table, form = anatomy.table, anatomy.form
     points = one(table.block_count * product(table.block.values(), 1) * table.reduced_points)
     return points / math.prod(form.sizes[axis] for axis in (*form.spatial, *form.reduced))
 
 
-def _issue(found: GpuAnatomy, program: RProgram) -> str:
-    counts = found.instructions
+def _issue(anatomy: GpuAnatomy, program: RProgram) -> str:
+    counts = anatomy.instructions
     total = sum(counts.values())
     others = ", ".join(f"{three_digits(count)} {name}" for name, count in counts.items() if name != ARITHMETIC)
     share = 100 * counts[ARITHMETIC] / total
     return f"a thread issues {three_digits(total)} instructions per step, {share:.0f}% of them arithmetic: {others}"
 
 
-def _shared(found: GpuAnatomy, program: RProgram) -> str:
+def _shared(anatomy: GpuAnatomy, program: RProgram) -> str:
     """Passes of the port per warp and step, by what needs them."""
-    warps = one(found.step.occupancy.warps)
+    warps = one(anatomy.step.occupancy.warps)
     texts = []
-    for load, part in found.step.fetches.items():
-        read = found.step.reads.get(load)
-        if read is not None and not one(found.table.warp_tile):
+    for load, part in anatomy.step.fetches.items():
+        read = anatomy.step.reads.get(load)
+        if read is not None and not one(anatomy.table.warp_tile):
             passes, instructions = one(read.passes), one(read.instructions)
             each = passes / instructions if instructions else 1.0
             width = int(one(read.width))
@@ -200,83 +200,87 @@ def _shared(found: GpuAnatomy, program: RProgram) -> str:
             texts.append(
                 f"{three_digits(passes)} for {three_digits(instructions)} reads{how} from {load.tensor}{conflict}"
             )
-        if one(found.table.cached[load.tensor]):
+        if one(anatomy.table.cached[load.tensor]):
             texts.append(f"{three_digits(one(part.wavefronts) / warps)} to fetch {load.tensor}")
-    homeless = "accumulators in local memory" if one(found.step.nest.local) else "spilled values"
-    if one(found.step.nest.local) or one(found.step.occupancy.spilled) > 0:
+    homeless = "accumulators in local memory" if one(anatomy.step.nest.local) else "spilled values"
+    if one(anatomy.step.nest.local) or one(anatomy.step.occupancy.spilled) > 0:
         texts.append(f"the rest for {homeless}")
-    busy = found.step_busy["shared"]
+    busy = anatomy.step_busy["shared"]
     return f"a step keeps the port busy for {time_text(busy)}; passes per warp: {', '.join(texts) or 'none'}"
 
 
-def _l2(found: GpuAnatomy, program: RProgram) -> str:
+def _l2(anatomy: GpuAnatomy, program: RProgram) -> str:
     texts = []
-    for load, part in found.step.fetches.items():
-        useful = one(part.elements) * found.form.expr.tensor_by_name[load.tensor].element_bytes
+    for load, part in anatomy.step.fetches.items():
+        useful = one(part.elements) * anatomy.form.expr.tensor_by_name[load.tensor].element_bytes
         wasted = one(part.bytes) / useful
         more = f" ({three_digits(wasted)} times what it uses: rows end within transactions)" if wasted >= 1.1 else ""
         texts.append(f"{si_text(one(part.bytes), 'B')} of {load.tensor}{more}")
-    layer = found.device.l2 or found.device.dram
-    output = found.form.expr.output
-    stored = one(stored_transactions(found.table, found.device)) * layer.transaction_bytes / output.element_bytes
+    layer = anatomy.device.l2 or anatomy.device.dram
+    output = anatomy.form.expr.output
+    stored = one(stored_transactions(anatomy.table, anatomy.device)) * layer.transaction_bytes / output.element_bytes
     text = f"a step of a block moves {' and '.join(texts)}"
     if stored >= 1.1:
         text += f"; its stores touch {three_digits(stored)} times the bytes of the result, in pieces of transactions"
     return text
 
 
-def _dram(found: GpuAnatomy, program: RProgram) -> str:
+def _dram(anatomy: GpuAnatomy, program: RProgram) -> str:
     texts = []
-    for load, moved in found.dram_bytes.items():
-        size = found.form.expr.tensor_by_name[load.tensor].size_bytes
+    for load, moved in anatomy.dram_bytes.items():
+        size = anatomy.form.expr.tensor_by_name[load.tensor].size_bytes
         times = f", {three_digits(moved / size)} times over, as L2 does not keep it" if moved > 1.1 * size else ""
         texts.append(f"{si_text(moved, 'B')} of {load.tensor}{times}")
-    texts.append(f"{si_text(found.form.expr.output.size_bytes, 'B')} of results")
-    rate = si_text(found.device.dram.bandwidth_bytes_per_second, "B/s")
-    slower = program.estimate.stage_seconds["dram"] * found.device.dram.bandwidth_bytes_per_second / found.dram_traffic
+    texts.append(f"{si_text(anatomy.form.expr.output.size_bytes, 'B')} of results")
+    rate = si_text(anatomy.device.dram.bandwidth_bytes_per_second, "B/s")
+    slower = (
+        program.estimate.stage_seconds["dram"] * anatomy.device.dram.bandwidth_bytes_per_second / anatomy.dram_traffic
+    )
     rows = f", {three_digits(slower)} times as long, as every lane opens a row of its own" if slower >= _LOSS else ""
     return f"{'; '.join(texts)}; at {rate}{rows}"
 
 
-def _latency(found: GpuAnatomy, program: RProgram) -> str:
-    """How many blocks would fill a block's waiting, and how many there are."""
-    running = found.running
-    work = found.step_alone - found.step_waiting
-    wanted = math.ceil(found.step_alone / work) if work > 0 else 0
-    text = f"a step of one block is {time_text(work)} of work and {time_text(found.step_waiting)} of waiting"
+def _latency(anatomy: GpuAnatomy, program: RProgram) -> str:
+    """Number of blocks that would fill a block's waiting, and of those that there are."""
+    running = anatomy.running
+    work = anatomy.step_alone - anatomy.step_waiting
+    wanted = math.ceil(anatomy.step_alone / work) if work > 0 else 0
+    text = f"a step of one block is {time_text(work)} of work and {time_text(anatomy.step_waiting)} of waiting"
     if running >= wanted:
         return f"{text}; the {count_text(running, 'block')} of a unit fill it but for a rest"
-    if one(found.step.occupancy.resident) > running:
+    if one(anatomy.step.occupancy.resident) > running:
         return f"{text}: {wanted} blocks at a time would fill it, but a unit gets {running} in all"
-    limit = residency(found.step.placed, program)
+    limit = residency(anatomy.step.placed, program)
     return f"{text}: {wanted} blocks at a time would fill it, {running} fit, as {limit}"
 
 
-def _block_launch(found: GpuAnatomy, program: RProgram) -> str:
-    blocks = int(one(found.table.block_count))
-    each = time_text(found.device.block_launch_seconds)
+def _block_launch(anatomy: GpuAnatomy, program: RProgram) -> str:
+    blocks = int(one(anatomy.table.block_count))
+    each = time_text(anatomy.device.block_launch_seconds)
     return f"{count_text(blocks, 'block')}, one every {each}: larger blocks start faster"
 
 
-def _remarks(found: GpuAnatomy) -> Iterator[str]:
-    """What compilers make of the program, where it costs."""
-    table, nest, occupancy = found.table, found.step.nest, found.step.occupancy
+def _remarks(anatomy: GpuAnatomy) -> Iterator[str]:
+    """Effects of compilers on the program, where they cost."""
+    table, nest, occupancy = anatomy.table, anatomy.step.nest, anatomy.step.occupancy
     if one(table.warp_tile):
         return
     granted, spilled = int(one(occupancy.registers)), int(one(occupancy.spilled))
     if spilled:
         threads = int(one(table.threads_per_block))
         yield (
-            f"registers: a thread needs {found.needed_registers} and gets {granted} in a block of {threads}: "
+            f"registers: a thread needs {anatomy.needed_registers} and gets {granted} in a block of {threads}: "
             f"{spilled} values spill to local memory"
         )
     if one(nest.local):
         count = int(one(table.accumulators))
         yield f"loops: the {count} accumulators live in local memory, as a loop that indexes them is not unrolled"
-    if found.step.reads and one(nest.unrolled_points) < found.points:
+    if anatomy.step.reads and one(nest.unrolled_points) < anatomy.points:
         sizes = {axis: (int(one(size)), int(one(table.step[axis]))) for axis, size in nest.unrolled.items()}
-        body = ", ".join(f"{axis} {part} of {whole}" for axis, (part, whole) in sizes.items() if part < whole)
-        shared = f"{three_digits(one(nest.unrolled_points))} of {three_digits(found.points)} points share their reads"
+        body = ", ".join(
+            f"{axis} {part} of {axis_size}" for axis, (part, axis_size) in sizes.items() if part < axis_size
+        )
+        shared = f"{three_digits(one(nest.unrolled_points))} of {three_digits(anatomy.points)} points share their reads"
         if body:
             yield f"loops: unrolled along {body}: {shared}"
 

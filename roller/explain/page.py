@@ -1,4 +1,4 @@
-"""The construction told in words: what bounds the operator, what was grown and why, what stopped it, and who loses.
+"""Explanation of construction: the operator's bound, the growth of its tiles, its end, and the rivals that lost.
 
 Nothing is decided here. Sentences are made of the reasons that construction recorded, of the micro-performance model
 asked again about the tiles on the way, and of RATIONAL's estimates.
@@ -231,8 +231,8 @@ def _register_steps(
     shape = _last_tile(reasons)
     if shape is None:
         return
-    held = model.footprint("registers", shape)
-    yield from _kept("registers", shape, model, f"{held} of {room} values")
+    values = model.footprint("registers", shape)
+    yield from _chosen_tile("registers", shape, model, f"{values} of {room} values")
     largest = LARGEST_WARP_AXIS if uses_matrix else LARGEST_THREAD_AXIS
     grown = _cheapest_doubling("registers", shape, model, largest)
     if grown is None:
@@ -250,13 +250,13 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
     name = scratchpad(model.device).capitalize()
     yield f"  {name}, the tile of one block: room for {si_text(room, 'B')}, at most {limits.threads_per_block} threads"
     yield from _growth("shared", reasons, model, "byte")
-    kept = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
-    shape = _last_tile([kept] if kept else reasons)
+    chosen = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
+    shape = _last_tile([chosen] if chosen else reasons)
     if shape is None:
         return
-    threads = dict(kept.numbers).get("threads") if kept else None
+    threads = dict(chosen.numbers).get("threads") if chosen else None
     size = f"{si_text(model.footprint('shared', shape), 'B')}" + (f", {threads:g} threads" if threads else "")
-    yield from _kept("shared", shape, model, size)
+    yield from _chosen_tile("shared", shape, model, size)
     grown = _cheapest_doubling("shared", shape, model, LARGEST_BLOCK_AXIS)
     if model.mem_perf("shared", shape) >= model.max_compute_perf():
         yield f"    {below} keeps up: a larger tile would save traffic that nothing waits for, and cost parallelism"
@@ -272,7 +272,7 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
             yield from wrapped(f"{action}: {_tile_text(reason.tile, model.space)}", "    ")
 
 
-def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str) -> Iterator[str]:
+def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, unit: str) -> Iterator[str]:
     """One line per step: the axis, the tile, what it holds, what it moves, and the score in words."""
     space = model.space
     steps: list[tuple[str, tuple[int, ...], float | None]] = []
@@ -289,11 +289,11 @@ def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str)
         moved = si_text(model.traffic(tile), "B")
         line = f"    {name if score is None else f'grow {name}':10} {text:{column}}  {moved:>8} from {source}"
         if score is not None:
-            line += f", saving {si_text(score, 'B')} per {held} held"
+            line += f", saving {si_text(score, 'B')} per {unit} held"
         yield clipped(line)
 
 
-def _kept(layer: str, shape: tuple[int, ...], model: MicroModel, size: str) -> Iterator[str]:
+def _chosen_tile(layer: str, shape: tuple[int, ...], model: MicroModel, size: str) -> Iterator[str]:
     source = _source(layer, model.device)
     fed, wanted = model.mem_perf(layer, shape), model.max_compute_perf()
     verdict = "enough for" if fed >= wanted else "short of"
@@ -395,12 +395,12 @@ def _row_lines(schedule: TileSchedule, form: KernelForm) -> Iterator[str]:
         (plan.shared_turns, "in shared memory"),
         (plan.turns - plan.register_turns - plan.shared_turns, "read again by every statement"),
     )
-    kept = " and ".join(f"{turns} of {plan.turns} {where}" for turns, where in parts if turns)
-    yield from wrapped(f"a thread takes {count_text(plan.turns, 'vector')} of {plan.vector} of a row: {kept}")
+    places = " and ".join(f"{turns} of {plan.turns} {where}" for turns, where in parts if turns)
+    yield from wrapped(f"a thread takes {count_text(plan.turns, 'vector')} of {plan.vector} of a row: {places}")
 
 
 def _buffers(schedule: TileSchedule) -> str:
-    """How steps are fetched ahead; empty where they are not."""
+    """Buffers by which steps are fetched ahead; empty where there are none."""
     if schedule.stages == 1:
         return ""
     past = ", copied asynchronously past the registers" if schedule.asynchronous else ""
@@ -423,7 +423,7 @@ def _tile_text(tile: str | tuple[int, ...], space: TileSpace) -> str:
 
 
 def _source(layer: str, device: DeviceSpec) -> str:
-    """What fills a layer."""
+    """Layer that fills a layer."""
     return scratchpad(device) if layer == "registers" else layer_below(device)
 
 
@@ -432,7 +432,7 @@ def _source(layer: str, device: DeviceSpec) -> str:
 
 @dataclass(frozen=True)
 class _Page:
-    """What pages on devices of one kind of lane do not share: a word for the device, and their own parts."""
+    """Parts of pages that depend on the kind of lane: a word for the device, and sections of their own."""
 
     noun: str
     story: Callable[[PlacedForm, RProgram, int], Iterator[str]]

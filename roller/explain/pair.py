@@ -1,4 +1,4 @@
-"""Two products in one kernel told in words: what that saves, what it costs, what a step does and holds."""
+"""Explanation of two products in one kernel: savings, costs, and the work and memory of a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _of(part: ProgramPart) -> tuple[ProductPair, PairSchedule]:
 
 
 def pair_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """How a program of a pair of products came about."""
+    """Lines of the page of a program that computes a pair of products."""
     yield f"How rank {rank} was constructed: {program.policy}"
     kernel, schedule = _of(program.parts[0])
     yield from wrapped(
@@ -63,8 +63,8 @@ def pair_lines(kernel: ProductPair, part: ProgramPart, device: DeviceSpec) -> It
         f"{element_instructions(kernel, schedule):.3g} instructions besides them"
     )
     sums, elements = padded(kernel.width_size) * warp_rows // LANES, schedule.step * warp_rows // LANES
-    own = kernel.own.tensor
-    rows = f"rows of {own}" if schedule.held else f"fragments of {own} that are read again every step"
+    factor = kernel.own.tensor
+    rows = f"rows of {factor}" if schedule.held else f"fragments of {factor} that are read again every step"
     yield from wrapped(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: {sums} sums, "
         f"{elements} elements between, {rows}, addresses ({pair_registers(kernel, schedule)} by count)"
@@ -73,7 +73,8 @@ def pair_lines(kernel: ProductPair, part: ProgramPart, device: DeviceSpec) -> It
     first, second = kernel.first.tensor, kernel.second.tensor
     buffers = f"{first} arrives while {second} is used and the other way round"
     if is_scalar:
-        buffers = f"rows of {own}, a tile that {first} and {second} take in turns, the elements between, all in float32"
+        between = "the elements between, all in float32"
+        buffers = f"rows of {factor}, a tile that {first} and {second} take in turns, {between}"
     elif schedule.stages > 1:
         buffers = f"the next tiles of {first} and {second} arrive during a whole step"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")

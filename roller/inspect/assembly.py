@@ -72,7 +72,7 @@ def _innermost(lines: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _holds(loop: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a loop has another one in it."""
+    """True if a loop has another one in it."""
     return loop != other and loop[0] <= other[0] and other[1] <= loop[1]
 
 

@@ -18,12 +18,12 @@ _OTHER_ASSEMBLY = ("neoverse", "apple", "cortex", "aarch64", "generic-rv")
 
 @dataclass(frozen=True)
 class CpuInspection:
-    """What the assembly of a bundle's kernel shows.
+    """Figures read from the assembly of a bundle's kernel.
 
     Attributes:
         name: operator and rank.
         architecture: the processor that it was compiled for.
-        source: file of the assembly beside the manifest.
+        source: file of the assembly in the manifest's folder.
         scratch_bytes: scratch memory of a thread.
         hot: its hottest loop; None where it has no loop.
     """
@@ -54,12 +54,12 @@ def inspect_cpu(directory: Path, rank: int | None) -> CpuInspection:
 
 
 def is_cpu_bundle(path: Path) -> bool:
-    """Whether a path is a bundle of kernels for processors, by the files that it holds."""
+    """True if a path is a bundle of kernels for processors, by the files that it holds."""
     return path.is_dir() and any(path.glob(f"kernel_*{SHARED_OBJECT_SUFFIX}"))
 
 
 def cpu_text(inspection: CpuInspection) -> str:
-    """What ``roller inspect`` prints of a CPU kernel."""
+    """Text that ``roller inspect`` prints of a CPU kernel."""
     head = f"{inspection.name}: assembly for {inspection.architecture} in {inspection.source}, "
     head += f"{inspection.scratch_bytes} bytes of scratch memory a thread"
     hot = inspection.hot
@@ -77,7 +77,7 @@ def cpu_text(inspection: CpuInspection) -> str:
 
 
 def cpu_json(inspection: CpuInspection) -> str:
-    """What ``roller inspect --json`` prints of a CPU kernel, one line."""
+    """Line that ``roller inspect --json`` prints of a CPU kernel."""
     data = asdict(inspection)
     if inspection.hot is not None:
         data["hot"]["multiply_add_share"] = round(inspection.hot.multiply_add_share, 4)

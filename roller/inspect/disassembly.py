@@ -56,7 +56,7 @@ class HotLoop:
 
     @property
     def code_bytes(self) -> int:
-        """What a turn takes of the instruction caches."""
+        """Bytes of a turn in the instruction caches."""
         return INSTRUCTION_BYTES * len(self.instructions)
 
 
@@ -111,12 +111,12 @@ def readable_architecture(architecture: str) -> str:
     match = re.fullmatch(r"sm_(\d+)[af]?", architecture)
     if match is None:
         raise InputError("--arch", f"{architecture!r} is not a CUDA architecture", "write it like sm_80")
-    number, known = int(match.group(1)), readable_architectures()
-    if number in known:
+    number, readable = int(match.group(1)), readable_architectures()
+    if number in readable:
         return architecture
-    newer = [other for other in known if other > number]
+    newer = [other for other in readable if other > number]
     if not newer:
-        raise InputError("--arch", f"nvdisasm reads up to sm_{known[-1]}, not {architecture}", "install a newer one")
+        raise InputError("--arch", f"nvdisasm reads up to sm_{readable[-1]}, not {architecture}", "install a newer one")
     return f"sm_{newer[0]}"
 
 

@@ -1,7 +1,7 @@
 """``roller inspect``: what a kernel's machine code consists of, without a GPU.
 
 A kernel is a rank of a bundle, a CUDA source or a cubin. Of a bundle's kernel the schedule is known, so that what
-RATIONAL assumed stands beside what the disassembly shows. Neither TVM nor a device is needed.
+RATIONAL assumed is compared with the disassembly. Neither TVM nor a device is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sokoban.schedule.tile import TileSchedule
 
 
 class Resources(NamedTuple):
-    """What a compiler said of a kernel, per thread; None where it was not asked."""
+    """Resources of a kernel per thread, as its compiler reports them; None where it was not asked."""
 
     registers: int | None
     spill_bytes: int | None
@@ -38,7 +38,7 @@ class Resources(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inspection:
-    """What the machine code of one kernel shows.
+    """Figures read from the machine code of one kernel.
 
     Attributes:
         name: what it was given as, for a bundle ``matmul rank 1``.
@@ -222,7 +222,7 @@ def _entry(kernels: Iterable[Inspection], entry: str) -> Inspection:
 
 
 def _rank_of(path: Path) -> int | None:
-    """The rank of a file that a manifest beside it lists; None where there is none."""
+    """The rank of a file that a manifest in its folder lists; None where there is none."""
     if not (path.parent / "manifest.json").is_file():
         return None
     for kernel in _manifest(path.parent).kernels:

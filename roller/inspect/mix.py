@@ -1,4 +1,4 @@
-"""What kinds of instructions a piece of SASS consists of.
+"""Kinds of instructions in a piece of SASS.
 
 Every instruction belongs to exactly one class, and in it to a kind: ``shared loads``, ``LDS.128``. A predicated
 instruction counts, since it takes an issue slot whether it executes or not.
@@ -110,9 +110,9 @@ def class_of(instruction: Instruction) -> str:
         return "other"
     if _is_constant(instruction):
         return "moves"
-    known = _BY_BASE.get(base)
-    if known is not None:
-        return known
+    class_name = _BY_BASE.get(base)
+    if class_name is not None:
+        return class_name
     if base.startswith("U"):
         return "integer"
     return "arithmetic" if base.startswith(_ARITHMETIC) else "other"

@@ -1,4 +1,4 @@
-"""What RATIONAL assumed about a kernel's instructions and banks, beside what its disassembly shows.
+"""RATIONAL's assumptions of a kernel's instructions and banks, next to its disassembly.
 
 Assumed figures come from the functions of the model; nothing is estimated again in another way.
 """
@@ -122,7 +122,7 @@ def _products(taken: GpuAnatomy) -> float:
 
 
 def _matrix_assumed(taken: GpuAnatomy) -> Density:
-    """What the model counts for products by ``mma.sync``; their reads are those of fragments."""
+    """Instructions that the model counts for products by ``mma.sync``; their reads are those of fragments."""
     roles, table, products = taken.form.roles, taken.table, _products(taken)
     assert roles is not None
     fragments = {load: one(elements) / FRAGMENT for load, elements in table.operand_elements.items()}
@@ -132,7 +132,7 @@ def _matrix_assumed(taken: GpuAnatomy) -> Density:
 
 
 def _assumed(taken: GpuAnatomy) -> Density:
-    """What the model counts for multiply-adds."""
+    """Instructions that the model counts for multiply-adds."""
     arithmetic = taken.instructions[ARITHMETIC]
     cached, operands = taken.table.cached, taken.step.reads
     reads = sum(one(part.instructions) for load, part in operands.items() if one(cached[load.tensor]))
@@ -140,7 +140,7 @@ def _assumed(taken: GpuAnatomy) -> Density:
 
 
 def _counted(taken: GpuAnatomy, hot: HotLoop) -> Density | None:
-    """What a step really issues.
+    """Instructions that a step really issues.
 
     The text tells no trip counts, but the schedule tells the arithmetic of a step, and so how often the loop turns in
     it. Where the loop is a part of a step, whatever the loop around it does comes on top.
@@ -159,7 +159,7 @@ def _counted(taken: GpuAnatomy, hot: HotLoop) -> Density | None:
 
 
 def _holds_step(hot: HotLoop) -> bool:
-    """Whether the loop fetches, and so is the loop over the steps."""
+    """True if the loop fetches, and so is the loop over the steps."""
     return bool(hot.mix.count("barriers", "async copies", "stores", "global loads"))
 
 

@@ -1,4 +1,4 @@
-"""What ``roller inspect`` shows of a kernel: a page, or JSON."""
+"""Pages and JSON of ``roller inspect``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAR = 40
 
 
 def json_line(inspection: Inspection) -> str:
-    """What ``roller inspect --json`` prints."""
+    """Line that ``roller inspect --json`` prints."""
     return msgspec.json.encode(record_of(inspection)).decode()
 
 
@@ -74,7 +74,7 @@ def _loop_record(function: SassFunction, position: int) -> dict[str, Any]:
 
 
 def inspection_text(inspection: Inspection, *, listing: bool = False) -> str:
-    """A kernel told on a page; with ``listing`` the code of its hottest loop behind it."""
+    """Page of a kernel; with ``listing`` the code of its hottest loop behind it."""
     parts = ["\n".join(_head(inspection)), "\n".join(_loop_lines(inspection)), "\n".join(_mix_lines(inspection.hot))]
     parts += ["\n".join(_density_lines(inspection)), "\n".join(_bank_lines(inspection))]
     if listing:

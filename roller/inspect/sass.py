@@ -19,7 +19,7 @@ _SECTION = re.compile(r"^//-+ (\S+)\s+-+$")
 _LABEL = re.compile(r"^([.$\w]+):$")
 _INSTRUCTION = re.compile(r"^/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _TARGET = re.compile(r"`\(([.$\w]+)\)")
-#: Registers per thread: up to sm_80 beside the code, always among the attributes.
+#: Registers per thread: up to sm_80 in the section of the code, always among the attributes.
 _REGISTERS = re.compile(r"SHI_REGISTERS=(\d+)")
 _REGISTER_ATTRIBUTE = re.compile(r"EIATTR_REGCOUNT\n(?:.*\n){1,6}?.*index@\((\S+)\)\n.*0x([0-9a-f]+)")
 _ARCHITECTURE = re.compile(r"\bEF_CUDA_SM(\d+)")
@@ -153,7 +153,7 @@ def architecture_of(text: str) -> int | None:
 
 
 def parse_sass(text: str) -> list[SassFunction]:
-    """What nvdisasm prints -> its functions, in its order.
+    """Functions in nvdisasm's output, in its order.
 
     Text without section headers, an excerpt, is one function without a name.
     """
@@ -225,7 +225,7 @@ def _following(instructions: Sequence[Instruction], position: int, labels: Mappi
 
 
 def _conditional(instruction: Instruction) -> bool:
-    """Whether execution may go on behind a jump or an end: by its predicate, or by an operand (``BRA.DIV``, ``BRA P1,
+    """True if execution may go on behind a jump or an end: by its predicate, or by an operand (``BRA.DIV``, ``BRA P1,
     label``)."""
     if instruction.predicate:
         return True
@@ -241,8 +241,8 @@ def _reverse_postorder(successors: Sequence[Sequence[int]]) -> list[int]:
     seen = {0} if successors else set()
     stack = [(0, iter(successors[0]))] if successors else []
     while stack:
-        block, successors_left = stack[-1]
-        following = next((after for after in successors_left if after not in seen), None)
+        block, unvisited = stack[-1]
+        following = next((after for after in unvisited if after not in seen), None)
         if following is None:
             order.append(block)
             stack.pop()
@@ -260,9 +260,9 @@ def _dominators(order: Sequence[int], before: Mapping[int, Sequence[int]]) -> di
     while changed:
         changed = False
         for block in order[1:]:
-            known = [b for b in before[block] if b in above]
-            best = known[0]
-            for other in known[1:]:
+            placed = [b for b in before[block] if b in above]
+            best = placed[0]
+            for other in placed[1:]:
                 while best != other:
                     if place[best] > place[other]:
                         best = above[best]

@@ -13,10 +13,10 @@ from sokoban.model.gpu.attention import POWER_SECONDS, STEP_POWER
 class KernelConstants:
     """What one family of kernels takes, whatever the board. Cycles are of the boost clock."""
 
-    # Share of the shorter of products and softmax that is not hidden beside the longer on a full unit: most of it where
+    # Share of the shorter of products and softmax that is not hidden behind the longer on a full unit: most of it where
     # a warp does one after the other, less where warp groups take turns (FlashAttention 3) or have one task each.
     exposed: float
-    # float32 instructions per score beside its exponential: scale, maximum, sum, conversion, rescaling of the output.
+    # float32 instructions per score besides its exponential: scale, maximum, sum, conversion, rescaling of the output.
     # Blackwell's kernels do some exponentials as polynomials, on the lanes instead of the special function units.
     score_instructions: float
     # Further ones per score of a tile that is masked element by element: comparison with a limit per row, selection.
@@ -29,7 +29,7 @@ class KernelConstants:
     # Cycles of a step in which a block waits for its own loads and products; other blocks of the unit do not.
     step_cycles: float = 0.0
     # Cycles of a block around its steps, from the first loads to the last store: alone on its unit, and what it takes
-    # of the unit's time beside others.
+    # of the unit's time with others resident.
     block_cycles: float = 0.0
     block_busy_cycles: float
     # Part of the longest block that is still running when the others have ended, where blocks differ in length: half
@@ -67,8 +67,8 @@ class AttentionConstants:
     # second.
     reuse_full: float = 0.656
     reuse_none: float = 1.38
-    # Steps of a unit after which half of DRAM's time is hidden beside the rest: the first loads have nothing beside
-    # them, nor do the last steps.
+    # Steps of a unit after which half of DRAM's time is hidden behind the rest: the first loads have nothing to hide
+    # behind them, nor do the last steps.
     hidden_steps: float = 6.24
     # How soon blocks count as different in length: the inverse of the share by which the longest exceeds the mean.
     uneven: float = 20.0

@@ -1,7 +1,7 @@
 """How long an attention kernel with known tiles takes: products beside softmax, rounds of blocks, memory, power.
 
 All arrays have one entry per call. A step of a block multiplies queries by a tile of keys, takes the softmax's
-exponentials, and multiplies by the values; generations of kernels differ in how much of the softmax runs beside the
+exponentials, and multiplies by the values; generations of kernels differ in how much of the softmax overlaps the
 products. Latencies are in cycles of the boost clock: the same code takes them on every board.
 """
 

@@ -170,7 +170,7 @@ def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
     calls = device.framework_calls
     host = calls.linear_call_seconds if first.variant == "addmm" else calls.matmul_call_seconds
     same = msgspec.structs.replace(calls, linear_call_seconds=host, matmul_call_seconds=host)
-    # A board that nobody measured has no source for what its framework calls cost.
+    # A board without measurements has no source for the cost of its framework calls.
     sources = {"framework": "typical", **device.provenance}
     board = msgspec.structs.replace(device, framework=same, provenance=sources)
     both = (_chosen(first, sizes, labels, board, bias=bias) for bias in (True, False))

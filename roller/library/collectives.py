@@ -31,7 +31,7 @@ from hal.support.errors import InputError, listed
 from roller.library.elementwise import Floats, LibraryTime
 from sokoban.language.collectives import COLLECTIVES
 
-#: CPU time of PyTorch's call of a collective: the median of 25 ``c10d::allreduce_`` calls beside a V100.
+#: CPU time of PyTorch's call of a collective: the median of 25 ``c10d::allreduce_`` calls on the host of a V100.
 HOST_SECONDS = 42e-6
 
 #: Share of the links' datasheet rate that the library plans rings with: 20 of 25 GB/s a link of NVLink 3, 20.6 of 25 of

@@ -240,7 +240,7 @@ def depthwise(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
 
 
 def overlapped(arithmetic: Floats, traffic: Floats) -> Floats:
-    """Seconds of a kernel whose arithmetic and traffic run beside each other, in the norm :data:`OVERLAP`.
+    """Seconds of a kernel whose arithmetic and traffic overlap, in the norm :data:`OVERLAP`.
 
     >>> float(overlapped(np.array(3.0), np.array(4.0)))
     5.0

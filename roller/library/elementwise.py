@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 Names = NDArray[np.str_]
 
 #: Host time after the kernel launch (return to Python, the second event) in units of ``framework.call_seconds``: it
-#: runs beside the kernel. What comes before, arguments, checks and allocation, delays the kernel.
+#: runs while the kernel does. What comes before, arguments, checks and allocation, delays the kernel.
 TAIL = 0.42
 
 #: Bytes of a call over the L2 capacity: repeated calls find everything in L2 below the first, nothing above the second.
@@ -232,7 +232,7 @@ def instruction_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
     """Seconds to issue ``instructions`` of single threads, one per float32 lane and cycle at boost clock.
 
     Memory-bound kernels draw little power, so the boost clock holds; peak FLOP/s count two per lane and cycle. Integer
-    and address arithmetic runs beside that on Volta, Turing and the large Ampere chip, whose schedulers issue for twice
+    and address arithmetic runs in parallel on Volta, Turing and the large Ampere chip, whose schedulers issue for twice
     the 64 lanes that a unit has for float32; where it has 128, on Pascal and from small Ampere on, they are all that
     schedulers issue for, and integers take their turns.
     """

@@ -140,7 +140,7 @@ def kernel_stages(
     busy = (compute**p + dram**p) ** (1 / p)
     power = _power_seconds(launch, device, steps, flops, dram, constants)
     kernel = _limited_seconds(busy, power, constants)
-    # Nobody measured models on matrix units at a board's limit, and most boards have none for float32.
+    # There is no measurement of models on matrix units at a board's limit, and most boards have none for float32.
     known = device.power_limited_flops("float32") is not None and flops == device.best_flops("float32")
     step = _limited_seconds(busy, _cooler_seconds(busy, power, constants), constants) if known else kernel
     result_bytes = launch.m * launch.n * bytes_per_element

@@ -29,7 +29,7 @@ HOST = 1.1
 #: Bytes that a block of some hundred threads has under way to DRAM: few blocks leave it idle.
 BLOCK_BYTES = 2500
 
-#: Bytes that a load takes out of L2 where neighbours in a warp do not lie beside each other: a sector.
+#: Bytes that a load takes out of L2 where neighbours in a warp are not adjacent: a sector.
 SECTOR_BYTES = 32
 
 #: Threads of a block whose round trips count.

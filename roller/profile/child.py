@@ -179,7 +179,7 @@ def serve(requests: Iterable[str], replies: TextIO, answer: Callable[[dict[str, 
     Args:
         requests: JSON objects, a line each.
         replies: where answers go, a line each.
-        answer: is given a request, and what sends answers to it. The one who asked is told of an InputError.
+        answer: called with a request and a function that sends answers to it. An InputError is sent as an answer.
     """
 
     def reply(value: dict[str, Any]) -> None:

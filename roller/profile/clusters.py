@@ -25,7 +25,7 @@ def cluster_executor(url: str, *, boards: bool = True) -> Iterator[Executor]:
     resource ``GPU``.
 
     Raises:
-        InputError: the URL is of neither, its library is missing, or nobody answers there.
+        InputError: the URL is of neither, its library is missing, or there is no answer.
     """
     scheme = urlsplit(url).scheme
     if scheme == "ray":

@@ -1,6 +1,6 @@
 """``roller profile``: kernels of bundles timed on GPUs or on this machine's cores, and manifests ranked by that.
 
-Beside a GPU it imports neither the compiler nor anything that the compiler needs.
+On a machine with a GPU it imports neither the compiler nor anything that the compiler needs.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _on_cores(
     directory: Path, device_name: str | None, cluster: str | None, top_k: int, repeats: int | None, sanitize: bool
 ) -> Iterator[OperatorProfile]:
     from roller.profile.cpu import CpuMeasureOptions
-    from roller.profile.profile import ProfileOptions, profile_here
+    from roller.profile.profile import ProfileOptions, profile_in_process
 
     for option, given in (("--device", device_name), ("--jobs", cluster)):
         if given not in _THIS_MACHINE:
@@ -133,7 +133,7 @@ def _on_cores(
     if sanitize:
         raise InputError("--sanitize", f"{directory} holds kernels for processors", "leave it out")
     measure = CpuMeasureOptions() if repeats is None else CpuMeasureOptions(rounds=repeats)
-    return profile_here(directory, ProfileOptions(top_k), measure)
+    return profile_in_process(directory, ProfileOptions(top_k), measure)
 
 
 def profile_json(result: OperatorProfile) -> str:

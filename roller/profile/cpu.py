@@ -1,6 +1,6 @@
 """Measuring the kernels of one bundle on this machine's cores: the reference, checks, timing in turns.
 
-NumPy computes the reference, so that beside a processor there is no need for a compiler.
+NumPy computes the reference, so that no compiler is needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HOPELESS, SIFTED_AFTER = 1.5, 5
 
 @dataclass(frozen=True)
 class CpuMeasureOptions:
-    """How to measure.
+    """Options of a measurement.
 
     Attributes:
         rounds: in each every kernel has a turn.
@@ -186,8 +186,8 @@ class CpuBench:
         return arrays
 
     def measure(self, kernels: Sequence[KernelRecord], running: Callable[[int], object]) -> dict[int, Measurement]:
-        """Check the kernels and time those that are right, by rank; ``running`` is told the rank of a kernel before it
-        runs, which may end the process."""
+        """Check the kernels and time those that are right, by rank; ``running`` is called with the rank of a kernel
+        before it runs, which may end the process."""
         measurements: dict[int, Measurement] = {}
         contenders = []
         for kernel in kernels:
@@ -250,7 +250,7 @@ class CpuBench:
         return contender.measurement(limit)
 
     def _rounds(self, contenders: Sequence[_Contender]) -> int:
-        """How many there is time for; warms the clock on the way."""
+        """Number of rounds there is time for; warms the clock on the way."""
         until = time.perf_counter() + self.options.warmup_seconds
         calls, once = contenders[0].calls, 0.0
         while not once or time.perf_counter() < until:
@@ -262,7 +262,7 @@ class CpuBench:
 
 
 class _Judge:
-    """Whether an output is right, in few passes over it: large ones would take longer to judge than to compute."""
+    """Judgement of outputs in few passes over them: large ones would take longer to judge than to compute."""
 
     def __init__(self, expected: Array, out: Array) -> None:
         self.expected, self.out = expected, out

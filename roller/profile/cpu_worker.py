@@ -54,7 +54,7 @@ class CpuRunner(ChildRunner):
         yield from ((rank, measurements[rank]) for rank in ranks)
 
     def _ask(self, directory: Path, ranks: list[int]) -> dict[int, Measurement]:
-        """What a child measures of all these kernels; where it breaks, the end of the one that it was running."""
+        """Measurements by a child of all these kernels; where it breaks, the end of the one that it was running."""
         running_rank = None
         folder = str(directory.resolve())
         self.running().ask({"ask": "measure", "directory": folder, "ranks": ranks, "options": asdict(self.options)})

@@ -1,6 +1,6 @@
 """One operator on one GPU: its reference, what its kernels compute, and how long they take.
 
-Runs beside the GPU with NumPy and CuPy alone. A kernel's time counts only after its output agreed with the reference
+It needs NumPy and CuPy alone. A kernel's time counts only after its output agreed with the reference
 on the device, and before and after timing alike, so that a race that shows under load strikes it out too.
 """
 
@@ -44,7 +44,7 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """How to measure.
+    """Options of a measurement.
 
     Attributes:
         repeats: measurements of a kernel, each of one graph.
@@ -62,7 +62,7 @@ class MeasureOptions:
 
 
 def board_of(device: int) -> Board:
-    """What is at a device number.
+    """Board at a device number.
 
     Raises:
         InputError: there is no such GPU.
@@ -142,7 +142,7 @@ class OperatorBench:
         return Measurement.refused(reason, tolerance=limit, loaded=loaded, relative_error=error, lost=lost)
 
     def _lost(self) -> bool:
-        """Whether the context is gone: then every further call fails, this one too."""
+        """True if the context is gone: then every further call fails, this one too."""
         try:
             self.stream.synchronize()
             self.cupy.empty(1, "uint8")[...] = 0
@@ -344,7 +344,7 @@ def device_relative_error(cupy: Any, result: Any, expected: Any) -> float:
         return math.inf
     if bool((infinite & ~(cupy.sign(expected) * result > LARGEST_HALF / 2)).any()):
         return math.inf
-    known = cupy.where(finite, expected, 0.0)
-    scale = math.sqrt(float((known * known).sum()) / max(int(finite.sum()), 1))
-    difference = cupy.abs(cupy.where(finite, result, 0.0) - known)
-    return float((difference / (cupy.abs(known) + max(scale, 1e-30))).max())
+    finite_values = cupy.where(finite, expected, 0.0)
+    scale = math.sqrt(float((finite_values * finite_values).sum()) / max(int(finite.sum()), 1))
+    difference = cupy.abs(cupy.where(finite, result, 0.0) - finite_values)
+    return float((difference / (cupy.abs(finite_values) + max(scale, 1e-30))).max())

@@ -1,6 +1,6 @@
-"""What measuring gives: a board, and for every kernel a time or the reason why there is none.
+"""Results of measuring: a board, and for every kernel a time or the reason why there is none.
 
-Needs nothing but Python, as whatever runs beside a GPU.
+It needs Python alone, like all code of a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What came out for one kernel; fields as in :class:`codegen.bundle.records.ProfileRecord`.
+    """Result for one kernel; fields as in :class:`codegen.bundle.records.ProfileRecord`.
 
     ``seconds`` is the median time of one launch, None where ``struck_out`` says why there is none. ``lost`` says that
     the GPU takes no further work from this process, as after an access outside all memory.

@@ -1,6 +1,6 @@
 """Profiles of bundles: their kernels measured on GPUs, wrong ones struck out, manifests ranked by measured time.
 
-Runs beside the GPU with NumPy and CuPy alone. Several GPUs share the bundles between them, a process each; machines
+It needs NumPy and CuPy alone. Several GPUs share the bundles between them, a process each; machines
 of a cluster get whole bundles as bytes, so that they share no disk.
 """
 
@@ -71,7 +71,7 @@ class OperatorProfile:
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What to measure and how.
+    """Choice of kernels, and the options of measuring them.
 
     Attributes:
         top_k: kernels of a bundle, by predicted rank.
@@ -90,7 +90,9 @@ def default_cache() -> Path:
     return Path(home) / "roller" / "profiles"
 
 
-def profile_here(directory: Path, options: ProfileOptions, measure: CpuMeasureOptions) -> Iterator[OperatorProfile]:
+def profile_in_process(
+    directory: Path, options: ProfileOptions, measure: CpuMeasureOptions
+) -> Iterator[OperatorProfile]:
     """Profile a bundle for CPUs, or all such bundles in a folder, on this machine's cores; no cache is asked.
 
     Raises:
@@ -102,7 +104,7 @@ def profile_here(directory: Path, options: ProfileOptions, measure: CpuMeasureOp
 
 
 def is_for_cpu(directory: Path) -> bool:
-    """Whether the bundle, or all bundles in a folder, hold shared objects, which CPUs run.
+    """True if the bundle, or all bundles in a folder, hold shared objects, which CPUs run.
 
     Raises:
         InputError: there is no bundle, or some are for processors and others for GPUs.
@@ -204,7 +206,7 @@ def profile_on_cluster(directory: Path, executor: Executor, options: ProfileOpti
 
 
 def remote_profile(files: dict[str, bytes], name: str, options: ProfileOptions) -> OperatorProfile:
-    """What a machine of the cluster does: unpack a bundle and profile it in a process of its own."""
+    """Work of a machine of the cluster: unpack a bundle and profile it in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="roller-profile-") as parent:
         folder = Path(parent) / name
         folder.mkdir()
@@ -244,15 +246,15 @@ def profile_bundle(folder: Path, runner: Runner, board: Board, options: ProfileO
     cache = None if bundle.is_for_cpu else options.cache
     keys = {} if cache is None else {k.rank: _key(bundle, k, board, options.measure) for k in chosen}
     recalled = {rank: _recall(cache, key) for rank, key in keys.items()}
-    known = {rank: measurement for rank, measurement in recalled.items() if measurement is not None}
-    missing = [kernel.rank for kernel in chosen if kernel.rank not in known]
+    recorded = {rank: measurement for rank, measurement in recalled.items() if measurement is not None}
+    missing = [kernel.rank for kernel in chosen if kernel.rank not in recorded]
     start = time.perf_counter()
     fresh = dict(runner.measure(folder, missing)) if missing else {}
     seconds = time.perf_counter() - start if bundle.is_for_cpu else None
     for rank, measurement in fresh.items():
         if cache is not None and not measurement.struck_out:
             _remember(cache, keys[rank], measurement)
-    kernels = [KernelProfile(k, (known | fresh)[k.rank], k.rank in known) for k in chosen]
+    kernels = [KernelProfile(k, (recorded | fresh)[k.rank], k.rank in recorded) for k in chosen]
     return OperatorProfile(
         directory=folder,
         name=bundle.name,
@@ -278,7 +280,7 @@ _LAUNCH_FACTS = (
 
 
 def _key(bundle: Bundle, kernel: KernelRecord, board: Board, options: MeasureOptions) -> str:
-    """What a measurement depends on: the kernel and how it is launched, what it is judged by, the board, the method."""
+    """Key of a measurement: the kernel and how it is launched, what it is judged by, the board, the method."""
     reference = bundle.reference
     assert reference is not None
     parts = kernel.parts(bundle.arguments)
@@ -352,7 +354,7 @@ def _rank_key(kernel: dict[str, Any]) -> tuple[bool, bool, float, int]:
 
 
 def _record(kernel: KernelProfile, board: Board) -> dict[str, Any]:
-    """What the manifest says of a measured kernel; see :class:`codegen.bundle.manifest.ProfileRecord`."""
+    """Record of a measured kernel in the manifest; see :class:`codegen.bundle.manifest.ProfileRecord`."""
     m = kernel.measurement
     profile = {
         "predicted_rank": kernel.entry.predicted_rank,
@@ -372,7 +374,7 @@ def _record(kernel: KernelProfile, board: Board) -> dict[str, Any]:
 
 
 def _unmeasured(predicted_rank: int, board: Board) -> dict[str, Any]:
-    """What the manifest says of a kernel that was not measured, whose rank changed because others were."""
+    """Record in the manifest of a kernel that was not measured, whose rank changed because others were."""
     return {
         "predicted_rank": predicted_rank, "spread_seconds": None, "repeats": 0, "launches": 0,
         "prediction_error": None, "relative_error": None, "tolerance": None, "struck_out": "",

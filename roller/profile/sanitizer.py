@@ -1,7 +1,7 @@
 """Kernels launched under NVIDIA's compute-sanitizer before they are timed: what it finds strikes them out.
 
 Each tool watches a process that launches one kernel once, over tensors of exactly their size, each an allocation of its
-own: the first byte beyond one is no longer somebody else's. Runs beside the GPU with NumPy and CuPy alone.
+own: the first byte beyond one belongs to no other tensor. It needs NumPy and CuPy alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRAM = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck", "synccheck")
 
 #: Exit status that the program is asked for where a tool found something.
-FOUND = 86
+FAULT_EXIT_CODE = 86
 
 #: Seconds that one launch may take: racecheck slows a kernel down some hundred times.
 LAUNCH_SECONDS = 900.0
@@ -47,11 +47,11 @@ def find_sanitizer() -> str:
         InputError: it is not installed.
     """
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    found = shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", ""), *(f"{h}/bin" for h in homes if h)]))
-    if found is None:
+    path = shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", ""), *(f"{h}/bin" for h in homes if h)]))
+    if path is None:
         remedy = "install the CUDA toolkit, whose bin folder has it, or set CUDA_HOME to one"
         raise InputError("--sanitize", f"there is no {PROGRAM}", remedy)
-    return found
+    return path
 
 
 class SanitizingRunner:
@@ -82,12 +82,20 @@ class SanitizingRunner:
         self.measuring.close()
 
     def _fault(self, tool: str, directory: Path, rank: int) -> str:
-        """What a tool finds when a kernel is launched; empty where that is nothing."""
+        """Fault that a tool reports when a kernel is launched; empty where there is none."""
         if self.closed:
             raise InputError("profile", "was interrupted")
         with tempfile.TemporaryDirectory(prefix="roller-sanitize-") as folder:
             report = Path(folder) / "report"
-            command = [self.program, "--tool", tool, "--error-exitcode", str(FOUND), "--log-file", str(report)]
+            command = [
+                self.program,
+                "--tool",
+                tool,
+                "--error-exitcode",
+                str(FAULT_EXIT_CODE),
+                "--log-file",
+                str(report),
+            ]
             command += [sys.executable, "-m", "roller.profile.sanitizer", str(directory.resolve())]
             self.watched = subprocess.Popen(
                 [*command, str(rank), str(self.device)],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hal.catalog import known_board, load_device, provenance_of
+from hal.catalog import load_device, provenance_of, shipped_board
 from hal.microbench import Run, Settings, json_text, measure_gpu, number_at, spec_from, toml_text
 from hal.microbench.assemble import device_name
 from hal.spec.device import DeviceSpec
@@ -81,14 +81,14 @@ def test_shipped_devices_survive_the_toml_writer(name: str, tmp_path: Path) -> N
 
 
 def test_a_known_board_lends_what_cannot_be_measured() -> None:
-    v100 = known_board(V100)
+    v100 = shipped_board(V100)
     assert v100 is not None and v100.name == "v100-sxm2-16gb"
     found = measure_gpu(FakeLauncher(), settings=QUICK, datasheet=v100).found
     spec = spec_from(V100, found, v100, DAY)
     assert spec.clocks.base_hz == v100.clocks.base_hz
     assert provenance_of(spec, "clocks.base_hz") == "shipped spec v100-sxm2-16gb"
     assert provenance_of(spec, "limits.registers_per_thread_usable").startswith("shipped spec v100-sxm2-16gb; tiles of")
-    assert known_board(NEW_BOARD) is None
+    assert shipped_board(NEW_BOARD) is None
 
 
 def test_without_a_library_sustained_rates_are_estimates() -> None:

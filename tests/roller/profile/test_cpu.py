@@ -30,7 +30,7 @@ from roller.profile.cpu import (
     rotating_sets,
 )
 from roller.profile.cpu_worker import CpuRunner, answer
-from roller.profile.profile import ProfileOptions, profile_here
+from roller.profile.profile import ProfileOptions, profile_in_process
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
@@ -138,7 +138,7 @@ def test_a_kernel_that_ends_the_process_costs_itself_alone(bundle: Path) -> None
 
 
 def test_a_profile_ranks_the_manifest(bundle: Path) -> None:
-    (result,) = profile_here(bundle, ProfileOptions(), QUICK)
+    (result,) = profile_in_process(bundle, ProfileOptions(), QUICK)
     assert result.best is not None and result.seconds is not None
     again = read_bundle(bundle)
     assert again.manifest.profiling_seconds == {2: pytest.approx(result.seconds, rel=1e-3)}
@@ -146,7 +146,7 @@ def test_a_profile_ranks_the_manifest(bundle: Path) -> None:
     assert times == sorted(times) and sorted(kernel.predicted_rank for kernel in again.kernels) == [1, 2]
     record = json.loads((bundle / "manifest.json").read_bytes())["kernels"][0]["profile"]
     assert record["capability"].endswith(" threads") and set(record["versions"]) == {"python", "numpy"}
-    list(profile_here(bundle, ProfileOptions(top_k=1), QUICK))
+    list(profile_in_process(bundle, ProfileOptions(top_k=1), QUICK))
     assert sorted(read_bundle(bundle).manifest.profiling_seconds) == [1, 2]
 
 
