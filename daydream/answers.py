@@ -40,7 +40,7 @@ class Replay:
 
     @property
     def graph(self) -> TaskGraph:
-        """What was simulated."""
+        """Graph that was simulated."""
         return self.timeline.graph
 
     def analysis(

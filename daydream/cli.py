@@ -440,7 +440,7 @@ def _replayed(
 
 
 def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:
-    """What the recording tells of memory, as a rule nothing."""
+    """Memory events of the recording; as a rule there are none."""
     trace = timeline.graph.trace
     if trace is None or trace.memory is None:
         return ()

@@ -313,7 +313,7 @@ def _apply(graph: TaskGraph, request: PassRequest) -> Outcome:
 
 
 def _check(where: str, graph: TaskGraph) -> None:
-    """What would otherwise end in a wrong answer, or deep inside the simulation."""
+    """Check of options that would otherwise end in a wrong answer, or deep inside the simulation."""
     import numpy as np
 
     for name in ("duration_us", "gap_us"):

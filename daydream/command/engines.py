@@ -41,7 +41,7 @@ def answers(
     *,
     jobs: str | None = None,
     resume: Path | None = None,
-    told: Callable[[str], None] = lambda words: None,
+    progress: Callable[[str], None] = lambda words: None,
 ) -> list[Any]:
     """The answers to all parts, in their order.
 
@@ -50,22 +50,22 @@ def answers(
         parts: what to do.
         jobs: how many processes, or a cluster's URL; None for one a core where there are enough parts.
         resume: file of answers that are known, to which others are added; None keeps nothing.
-        told: called with "3 of 8" behind every part.
+        progress: called with "3 of 8" behind every part.
 
     Raises:
         InputError: a part fails, the file is no such file, or there are no such jobs.
     """
-    known = _known(resume) if resume is not None else {}
+    answer_by_key = _stored_answers(resume) if resume is not None else {}
     keys = [_key(function, part) for part in parts]
-    missing = {key: part for key, part in zip(keys, parts, strict=True) if key not in known}
-    with open(resume, "a", encoding="utf-8") if resume is not None else nullcontext() as kept:
+    missing = {key: part for key, part in zip(keys, parts, strict=True) if key not in answer_by_key}
+    with open(resume, "a", encoding="utf-8") if resume is not None else nullcontext() as store:
         for key, answer in _done(function, missing, jobs):
-            known[key] = answer
-            if kept is not None:
-                kept.write(json.dumps({"part": key, "answer": answer}) + "\n")
-                kept.flush()
-            told(f"{sum(each in known for each in keys)} of {len(keys)}")
-    return [known[key] for key in keys]
+            answer_by_key[key] = answer
+            if store is not None:
+                store.write(json.dumps({"part": key, "answer": answer}) + "\n")
+                store.flush()
+            progress(f"{sum(each in answer_by_key for each in keys)} of {len(keys)}")
+    return [answer_by_key[key] for key in keys]
 
 
 def _key(function: Callable[[Part], Any], part: Part) -> str:
@@ -73,24 +73,24 @@ def _key(function: Callable[[Part], Any], part: Part) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _known(path: Path) -> dict[str, Any]:
+def _stored_answers(path: Path) -> dict[str, Any]:
     """Answers of a file; a last line that was cut off is not one."""
     if not path.parent.is_dir():
         raise InputError("--resume", f"there is no directory {path.parent}", "make it first")
     if not path.exists():
         return {}
-    known = {}
+    answer_by_key = {}
     text = path.read_text("utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    for number, line in enumerate(whole.splitlines(), 1):
+    complete_lines = text[: text.rfind("\n") + 1]
+    for number, line in enumerate(complete_lines.splitlines(), 1):
         try:
             record = json.loads(line)
-            known[str(record["part"])] = record["answer"]
+            answer_by_key[str(record["part"])] = record["answer"]
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{path}: line {number}", "is no answer of a sweep", "name another file") from None
-    if whole != text:
-        path.write_text(whole, "utf-8")
-    return known
+    if complete_lines != text:
+        path.write_text(complete_lines, "utf-8")
+    return answer_by_key
 
 
 def _done(function: Callable[[Part], Any], parts: dict[str, Part], jobs: str | None) -> Iterator[tuple[str, Any]]:
@@ -108,7 +108,7 @@ def _done(function: Callable[[Part], Any], parts: dict[str, Part], jobs: str | N
 
 
 def _processes(jobs: str | None, count: int) -> int:
-    """How many processes; 0 for a cluster."""
+    """Number of processes; 0 for a cluster."""
     from roller.command.options import cores
 
     if jobs is None:

@@ -67,33 +67,33 @@ def merge_command(
 
     # There is a dict per event of every rank, and each collection would walk all of them.
     with no_collection():
-        read = read_ranks(ranks, hosts=ranks_per_host or 0, partial=partial, jobs=jobs or cores(), told=_progress)
+        read = read_ranks(ranks, hosts=ranks_per_host or 0, partial=partial, jobs=jobs or cores(), progress=_progress)
         merged = merge(read, aligned=align)
         hosts = len(merged.clocks.hosts)
         as_recorded = merge(read, aligned=False) if align and hosts > 1 and len(read) <= MOST_COMPARED else None
         del read
         if not merged.meetings.count:
             raise InputError(str(ranks[0]), "no collective is on two ranks", "record ranks of one distributed job")
-        found = findings(merged, number, as_recorded=as_recorded, rows=rows)
+        report = findings(merged, number, as_recorded=as_recorded, rows=rows)
     if as_json:
-        print_json({**findings_record(found), "warnings": list(merged.graph.warnings)})
+        print_json({**findings_record(report), "warnings": list(merged.graph.warnings)})
     else:
-        print_findings(found, rows)
+        print_findings(report, rows)
         warn(merged.graph)
-    write_timeline_file(out, found.timeline, "replayed")
+    write_timeline_file(out, report.timeline, "replayed")
     if html is not None:
         from daydream.ranks.page import write_page
 
-        write_page(html, found, rows)
+        write_page(html, report, rows)
 
 
 #: Ranks up to which the replay is also worked out with clocks as recorded, which takes as long once more.
 MOST_COMPARED = 16
 
 
-def _progress(count: int, whole: int) -> None:
+def _progress(count: int, total: int) -> None:
     """A line that counts, on a terminal."""
     import sys
 
     if sys.stderr.isatty():
-        click.echo(f"\rdaydream: {count} of {whole} ranks read" + ("\n" if count == whole else ""), err=True, nl=False)
+        click.echo(f"\rdaydream: {count} of {total} ranks read" + ("\n" if count == total else ""), err=True, nl=False)

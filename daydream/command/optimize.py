@@ -162,7 +162,7 @@ def _tell(text: str) -> None:
 def all_reduce_cost(
     workers: int, node: str, bandwidth: float, latency_us: float, interference: float | None
 ) -> AllReduceCost:
-    """What all-reduces take, by a node's model of NCCL or by the formula of a ring.
+    """Cost of all-reduces, by a node's model of NCCL or by the formula of a ring.
 
     Raises:
         InputError: a number is out of range, or the node is unknown or has no room for so many.

@@ -1,4 +1,4 @@
-"""What commands are given, and what they write, checked before they begin."""
+"""Inputs and outputs of commands, checked before they begin."""
 
 from __future__ import annotations
 

@@ -59,19 +59,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def title(self) -> str:
-        """What tables call it."""
+        """Title in tables."""
         return self.name or self.model
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of `daydream predict`."""
-        own = ("name", "model", "steps", "seconds", "memory_gb", "batch")
-        return {key: getattr(self, key) for key in self.__struct_fields__ if key not in own}
+        placement_keys = ("name", "model", "steps", "seconds", "memory_gb", "batch")
+        return {key: getattr(self, key) for key in self.__struct_fields__ if key not in placement_keys}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardFigures:
-    """What a job takes on a kind of board: seconds, None where it cannot run; bytes; whether the board has them."""
+    """Figures of a job on a kind of board: seconds, None where it cannot run; bytes; whether the board has them."""
 
     seconds: float | None
     bytes: int
@@ -120,7 +120,7 @@ def place_command(*, jobs: Path, boards: str, limit: float, as_json: bool) -> No
 
 
 def board_counts(text: str) -> dict[DeviceSpec, int]:
-    """How many boards of each kind ``--boards`` asks for.
+    """Number of boards of each kind that ``--boards`` asks for.
 
     Raises:
         InputError: a part is no board, or no count.
@@ -179,21 +179,21 @@ def read_jobs(path: Path) -> list[Job]:
 
 def _figures(path: Path, jobs: Sequence[Job], devices: Sequence[DeviceSpec]) -> list[list[BoardFigures]]:
     """Of every job on every kind of board. Jobs that differ in name and steps alone are predicted once."""
-    known: dict[bytes, list[tuple[float, int]]] = {}
+    steps_by_job: dict[bytes, list[tuple[float, int]]] = {}
     answer = []
     for place, job in enumerate(jobs):
         given = _given_seconds(f"{path}: [{place}].seconds", job.seconds, devices)
         predicted: list[tuple[float | None, int]] = [(None, 0)] * len(devices)
         if job.model:
             key = msgspec.json.encode([job.model, job.batch, job.options])
-            if key not in known:
+            if key not in steps_by_job:
                 click.echo(f"daydream: predicting {job.title} ({place + 1} of {len(jobs)})", err=True)
                 try:
                     steps = predicted_steps(job.model, devices, [job.batch], job.options)
                 except InputError as error:
                     raise InputError(f"{path}: [{place}]: {error.field}", error.problem, error.remedy) from None
-                known[key] = [(step.step_seconds, step.memory.on_device) for step in steps]
-            predicted = [(seconds * (job.steps or 1), size) for seconds, size in known[key]]
+                steps_by_job[key] = [(step.step_seconds, step.memory.on_device) for step in steps]
+            predicted = [(seconds * (job.steps or 1), size) for seconds, size in steps_by_job[key]]
         of_job = []
         for spec, (seconds, size) in zip(devices, predicted, strict=True):
             needed = size if job.memory_gb is None else round(1e9 * job.memory_gb)
@@ -305,15 +305,15 @@ def _print_schedule(schedule: Placement, names: Sequence[str], jobs: Sequence[Jo
         text = ", ".join(f"{jobs[job].title} {_seconds(schedule.times[job, board])}" for job in order)
         view.add_row(name, _seconds(sum(schedule.times[job, board] for job in order)), Text(text or "-"))
     print_table(view)
-    whole = schedule.makespan
+    longest = schedule.makespan
     if schedule.gap:
         bound = f"no schedule takes less than {_seconds(schedule.lower_bound)} s (gap {percent(schedule.gap)})"
     else:
         bound = "no schedule takes less"
-    print_line(f"makespan {_seconds(whole)} s: {bound}")
+    print_line(f"makespan {_seconds(longest)} s: {bound}")
     first, chance = makespan(schedule.times, greedy(schedule.times)), random_makespan(schedule.times)
-    print_line(f"longest job first: {_seconds(first)} s, {percent(first / whole - 1)} more")
-    print_line(f"at random: {_seconds(chance)} s, {percent(chance / whole - 1)} more (mean of {RANDOM_TRIALS})")
+    print_line(f"longest job first: {_seconds(first)} s, {percent(first / longest - 1)} more")
+    print_line(f"at random: {_seconds(chance)} s, {percent(chance / longest - 1)} more (mean of {RANDOM_TRIALS})")
 
 
 def _seconds(seconds: float) -> str:

@@ -138,10 +138,10 @@ def plan_command(
     place = _node(board, node)
     if search:
         ranks = _ranks(place, nodes, options)
-        found, tried = _searched(model, (device, node), ranks, rows, options)
-        steps = [each.step for each in found]
+        plans, tried = _searched(model, (device, node), ranks, rows, options)
+        steps = [each.step for each in plans]
         if not as_json:
-            print_found(found, tried)
+            print_found(plans, tried)
     else:
         layout = _layout(place, nodes, options)
         layout.check(place)
@@ -194,15 +194,15 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
         raise InputError("--nodes", f"{ranks} boards are no multiple of {parts} ranks of a copy", "divide it otherwise")
     data = ranks // parts
     count = options["micro_batches"] or 1
-    whole = options["global_batch"]
-    if whole is not None:
+    global_batch = options["global_batch"]
+    if global_batch is not None:
         if options["micro_batches"] is not None:
             raise InputError("--global-batch", "and --micro-batches say the same", "leave one of them out")
         each = data * options["batch"]
-        if whole % each:
-            problem = f"{whole} samples are no multiple of {data} x {options['batch']}"
+        if global_batch % each:
+            problem = f"{global_batch} samples are no multiple of {data} x {options['batch']}"
             raise InputError("--global-batch", problem, "choose --batch so")
-        count = whole // each
+        count = global_batch // each
     chunks = options["chunks"] or (2 if options["schedule"] == "interleaved" else 1)
     return Layout(
         data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
@@ -212,7 +212,7 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
 
 
 def _exchange(options: dict[str, Any]) -> dict[str, Any]:
-    """What a layout says of gradients and of copies of parameters, the same with ``--search`` and without."""
+    """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
     exchange = {name: options[name] for name in ("shard", "overlap", "master")}
     if options["bucket_mb"] is not None:
         exchange["bucket_bytes"] = options["bucket_mb"] * 2**20
@@ -252,9 +252,9 @@ def _searched(
     if options["global_batch"] is None:
         raise InputError("--search", "needs the samples of a step", "add --global-batch")
     base = Layout(tensor=options["tensor"], pipeline=options["pipeline"], **_exchange(options))
-    whole = _units(model, board, Layout(), options, batch=1)
+    uncut = _units(model, board, Layout(), options, batch=1)
     checkpoints = ("none", "selective", "full") if options["checkpoint"] == "none" else (options["checkpoint"],)
-    tried = list(candidates(ranks, options["global_batch"], place, base, checkpoints, len(whole.blocks)))
+    tried = list(candidates(ranks, options["global_batch"], place, base, checkpoints, len(uncut.blocks)))
     if not tried:
         problem = f"{options['global_batch']} samples cannot be shared by {ranks} boards"
         raise InputError("--global-batch", problem, "choose a multiple of the boards")
@@ -267,20 +267,20 @@ def _searched(
         | {"layouts": [asdict(tried[each].layout) for each in places]}
         for key, places in groups.items()
     ]
-    told = partial(click.echo, err=True)
-    done = answers(search_part, parts, told=lambda words: told(f"daydream: {words} captures"), **engine)
+    echo = partial(click.echo, err=True)
+    done = answers(search_part, parts, progress=lambda words: echo(f"daydream: {words} captures"), **engine)
     outcomes: dict[int, Outcome] = {}
     for places, answer in zip(groups.values(), done, strict=True):
         outcomes |= {each: Outcome(*pair) for each, pair in zip(places, answer, strict=True)}
-    known: dict[tuple[Any, ...], Units] = {}
+    units_by_layout: dict[tuple[Any, ...], Units] = {}
 
     def plan(candidate: Candidate) -> PlannedStep:
         layout = candidate.layout
         key = (layout.tensor, layout.sequence, candidate.batch, candidate.checkpoint)
-        if key not in known:
+        if key not in units_by_layout:
             changed = {"batch": candidate.batch, "checkpoint": candidate.checkpoint}
-            known[key] = _units(model, board, layout, options, **changed)
-        return planned(known[key], layout, board, place, options["implementation"])
+            units_by_layout[key] = _units(model, board, layout, options, **changed)
+        return planned(units_by_layout[key], layout, board, place, options["implementation"])
 
     return best(tried, [outcomes[each] for each in range(len(tried))], plan, board, rows), len(tried)
 

@@ -1,4 +1,4 @@
-"""``daydream predict``: the step time of a model on boards that nobody has at hand."""
+"""``daydream predict``: the step time of a model on boards that are not at hand."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _of_values(model: str, options: CaptureOptions) -> Capture:
 
 
 def has_flash_attention(device: DeviceSpec) -> bool:
-    """Whether PyTorch takes FlashAttention in 16 bits on this board: from sm_80 on."""
+    """True if PyTorch takes FlashAttention in 16 bits on this board: from sm_80 on."""
     return device.compute_capability is not None and device.compute_capability >= (8, 0)
 
 

@@ -28,7 +28,7 @@ _STEP = ("dtype", "checkpoint", "channels_last")
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """How a step is run.
+    """Options of a step that a sweep varies.
 
     Attributes:
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``amp``.
@@ -156,17 +156,17 @@ def sweep_command(
     swept: list[SweepRow] = []
     assumed: dict[str, None] = {}
     engine = {name: options.pop(name) for name in ("jobs", "resume")}
-    plain = [variant for variant in variants if not variant.passes]
+    unchanged = [variant for variant in variants if not variant.passes]
     parts = [
         {
             "model": model, "device": device, "batch": size, "options": options,
             "variant": {name: getattr(variant, name) for name in _STEP},
             "passes": [_texts(other) for other in variants if replace(other, passes=()) == variant],
         }
-        for variant, size in product(plain, batches)
+        for variant, size in product(unchanged, batches)
     ]  # fmt: skip
-    told = partial(click.echo, err=True)
-    for answer in answers(sweep_part, parts, told=lambda words: told(f"daydream: {words} steps"), **engine):
+    echo = partial(click.echo, err=True)
+    for answer in answers(sweep_part, parts, progress=lambda words: echo(f"daydream: {words} steps"), **engine):
         swept += [_row_of(record) for record in answer["rows"]]
         assumed.update(dict.fromkeys(answer["assumed"]))
     rows = with_best(swept, [spec.name for spec in devices], variants)
@@ -215,8 +215,8 @@ def sweep_part(part: Mapping[str, Any]) -> dict[str, Any]:
     """One step on every board under every list of passes: rows and what was assumed, as JSON."""
     from daydream.whatif import parse_pass
 
-    plain = Variant(**part["variant"])
-    variants = [replace(plain, passes=tuple(map(parse_pass, texts))) for texts in part["passes"]]
+    unchanged = Variant(**part["variant"])
+    variants = [replace(unchanged, passes=tuple(map(parse_pass, texts))) for texts in part["passes"]]
     options = {**part["options"], **part["variant"]}
     steps = predicted_steps(part["model"], chosen_devices(part["device"]), [part["batch"]], options)
     rows = [_row(step, variant) for step in steps for variant in variants]
@@ -260,8 +260,8 @@ def _after(step: PredictedStep, passes: Sequence[PassRequest]) -> tuple[float, i
     from daydream.prediction.trace import predicted_trace
 
     prediction = predict(replay_of(predicted_trace(step)), passes)
-    told = [applied.memory_bytes or {} for applied in prediction.applied]
-    return float(prediction.after.timeline.step_us[0]) * 1e-6, round(sum(sum(each.values()) for each in told))
+    memory_changes = [applied.memory_bytes or {} for applied in prediction.applied]
+    return float(prediction.after.timeline.step_us[0]) * 1e-6, round(sum(sum(each.values()) for each in memory_changes))
 
 
 def with_best(rows: Sequence[SweepRow], devices: Sequence[str], variants: Sequence[Variant]) -> list[SweepRow]:

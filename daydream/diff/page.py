@@ -113,8 +113,8 @@ def _operators(difference: Difference) -> str:
         '<span class="num">change</span><span class="num wide">CPU, ms</span><span class="wide">'
         "before above after</span></div>"
     )
-    left_out = len(difference.operators) - len(shown)
-    note = f'<p class="faint">{left_out} operators more changed by less</p>' if left_out > 0 else ""
+    hidden_count = len(difference.operators) - len(shown)
+    note = f'<p class="faint">{hidden_count} operators more changed by less</p>' if hidden_count > 0 else ""
     about = (
         '<p class="faint small">The largest change first, on the GPU or on the CPU; open one for its kernels. '
         "Changes within what the steps of one recording differ by are none.</p>"

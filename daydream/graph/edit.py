@@ -85,7 +85,7 @@ class Edit:
         """Adds a task and returns its id.
 
         It stands right after task `after` (or before `before`) on that task's thread, and takes its step. With
-        `thread` it goes to that thread: beside the anchor in row order, at the end without anchor. Several tasks
+        `thread` it goes to that thread: next to the anchor in row order, at the end without anchor. Several tasks
         added after the same one run in the order in which they were added.
 
         Raises:
@@ -174,10 +174,10 @@ class Edit:
     def apply(self) -> TaskGraph:
         """The new graph."""
         graph, count = self.graph, len(self.graph) + len(self._added)
-        kept = np.ones(count, np.bool_)
+        remains = np.ones(count, np.bool_)
         for rows in self._removed:
-            kept[rows] = False
-        kept[: len(graph)] |= graph.mark != Mark.NONE
+            remains[rows] = False
+        remains[: len(graph)] |= graph.mark != Mark.NONE
         order = self._order()
         columns: dict[str, Any] = {
             name: np.concatenate(
@@ -189,8 +189,8 @@ class Edit:
             for name, type_ in _KIND_OF_COLUMN.items()
         }
         source, target, kind, lag = self._all_edges()
-        source, target, alive = _slid(columns["thread"], self._unordered(), order, kept, source, target, kind)
-        order = order[kept[order]]
+        source, target, alive = _slid(columns["thread"], self._unordered(), order, remains, source, target, kind)
+        order = order[remains[order]]
         place = np.full(count, NONE)
         place[order] = np.arange(len(order))
         return replace(
@@ -275,18 +275,18 @@ class Edit:
 
 
 def _without_bytes(columns: dict[str, Any]) -> dict[str, Any]:
-    """What a launch shares with the task it launches: step, layer, phase and operator, not the size."""
+    """Columns that a launch shares with the task it launches: step, layer, phase and operator, not the size."""
     return {name: value for name, value in columns.items() if name in ("step", "layer", "phase", "operator")}
 
 
 def _slid(
-    thread: Ints, unordered: Any, order: Ints, kept: Any, source: Ints, target: Ints, kind: Ints
+    thread: Ints, unordered: Any, order: Ints, remains: Any, source: Ints, target: Ints, kind: Ints
 ) -> tuple[Ints, Ints, Any]:
     """Edges of removed tasks moved to their neighbours on the thread; `alive` says which edges remain."""
-    if kept.all():
+    if remains.all():
         return source, target, np.ones(len(source), np.bool_)
-    before, after = _kept_neighbours(thread, order, kept)
-    gone_source, gone_target = ~kept[source], ~kept[target]
+    before, after = _remaining_neighbours(thread, order, remains)
+    gone_source, gone_target = ~remains[source], ~remains[target]
     source = np.where(gone_source, before[source], source)
     moved_target = np.where(gone_target, after[target], target)
     alive = ~(gone_source & gone_target) & (source != NONE) & (moved_target != NONE)
@@ -296,19 +296,19 @@ def _slid(
     return source, moved_target, alive
 
 
-def _kept_neighbours(thread: Ints, order: Ints, kept: Any) -> tuple[Ints, Ints]:
+def _remaining_neighbours(thread: Ints, order: Ints, remains: Any) -> tuple[Ints, Ints]:
     """For every task the nearest kept one before and behind it on its thread, -1 without."""
     rows = order[np.argsort(thread[order], kind="stable")]
     position = np.arange(len(rows))
-    alive = kept[rows]
+    alive = remains[rows]
     lane = thread[rows]
-    kept_before = np.maximum.accumulate(np.where(alive, position, -1))
-    kept_after = np.minimum.accumulate(np.where(alive, position, len(rows))[::-1])[::-1]
+    position_before = np.maximum.accumulate(np.where(alive, position, -1))
+    position_after = np.minimum.accumulate(np.where(alive, position, len(rows))[::-1])[::-1]
     before, after = np.full(len(rows), NONE), np.full(len(rows), NONE)
-    has_neighbour = kept_before >= 0
-    has_neighbour[has_neighbour] = lane[kept_before[has_neighbour]] == lane[has_neighbour]
-    before[rows[has_neighbour]] = rows[kept_before[has_neighbour]]
-    has_neighbour = kept_after < len(rows)
-    has_neighbour[has_neighbour] = lane[kept_after[has_neighbour]] == lane[has_neighbour]
-    after[rows[has_neighbour]] = rows[kept_after[has_neighbour]]
+    has_neighbour = position_before >= 0
+    has_neighbour[has_neighbour] = lane[position_before[has_neighbour]] == lane[has_neighbour]
+    before[rows[has_neighbour]] = rows[position_before[has_neighbour]]
+    has_neighbour = position_after < len(rows)
+    has_neighbour[has_neighbour] = lane[position_after[has_neighbour]] == lane[has_neighbour]
+    after[rows[has_neighbour]] = rows[position_after[has_neighbour]]
     return before, after

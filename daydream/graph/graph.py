@@ -22,7 +22,7 @@ from daydream.trace.trace import NONE, Floats, Ints, Trace
 
 
 class TaskKind(IntEnum):
-    """The task types of 4.4.2; copies and sets are told apart from kernels."""
+    """The task types of 4.4.2; copies and sets are kinds of their own."""
 
     CPU = 0
     KERNEL = 1
@@ -84,12 +84,12 @@ class Thread:
 
     @property
     def ordered(self) -> bool:
-        """Whether its tasks run in row order."""
+        """True if its tasks run in row order."""
         return self.kind is not ThreadKind.CHANNEL
 
     @property
     def is_meeting(self) -> bool:
-        """Whether ranks meet on it."""
+        """True if ranks meet on it."""
         return self.kind is ThreadKind.CHANNEL and self.process == NONE
 
 
@@ -259,11 +259,11 @@ class TaskGraph:
             _, first = np.unique(launches, return_index=True)
             launches, tasks = launches[first], tasks[first]
             depth = self.queue_depth + 1
-            held, holding = launches[depth:], tasks[:-depth]
+            delayed, holding = launches[depth:], tasks[:-depth]
             # What a damaged trace shows to start later can't have left the queue before.
-            sound = holding < held
+            sound = holding < delayed
             sources.append(holding[sound])
-            targets.append(held[sound])
+            targets.append(delayed[sound])
         return np.concatenate(sources), np.concatenate(targets)
 
     @property

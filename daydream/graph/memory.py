@@ -1,4 +1,4 @@
-"""Memory of one training step beside its graph: what is held from when to when, as passes change it.
+"""Memory of one training step, held next to its graph: intervals of moments and bytes, which passes change.
 
 A moment is an operator of the trace: :attr:`Held.born` and :attr:`Held.died` count moments, so that passes which change
 durations, or add tasks, leave them valid.
@@ -18,7 +18,7 @@ from daydream.trace.trace import NONE, Floats, Ints
 
 
 class MemoryKind(StrEnum):
-    """What memory holds: TBD's five types (thesis 3.4.4), its "dynamic" one told apart by what is allocated."""
+    """Kinds of memory: TBD's five types (thesis 3.4.4), with its "dynamic" one divided by what is allocated."""
 
     WEIGHTS = "weights"
     GRADIENTS = "weight gradients"
@@ -30,7 +30,7 @@ class MemoryKind(StrEnum):
 
 
 class Holding(Protocol):
-    """What is held from one moment to another, of a step's graph or of a capture."""
+    """Memory held from one moment to another, of a step's graph or of a capture."""
 
     @property
     def bytes(self) -> float:
@@ -46,22 +46,22 @@ class Holding(Protocol):
 
     @property
     def kind(self) -> MemoryKind:
-        """What it holds."""
+        """Kind of the data."""
 
 
-def curve_of(held: Iterable[Holding], moments: int) -> Floats:
+def curve_of(holdings: Iterable[Holding], moments: int) -> Floats:
     """Bytes held in every of so many moments."""
     changes = np.zeros(moments + 1)
-    for each in held:
+    for each in holdings:
         changes[max(each.born, 0)] += each.bytes
         changes[min(each.died + 1, moments)] -= each.bytes
     return np.cumsum(changes)[:moments]
 
 
-def kinds_at(held: Iterable[Holding], moment: int) -> dict[MemoryKind, float]:
+def kinds_at(holdings: Iterable[Holding], moment: int) -> dict[MemoryKind, float]:
     """Bytes held in a moment by kind, 0 for kinds that nothing is held of."""
     sums = dict.fromkeys(MemoryKind, 0.0)
-    for each in held:
+    for each in holdings:
         if each.born <= moment <= each.died:
             sums[each.kind] += each.bytes
     return sums

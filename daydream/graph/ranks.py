@@ -3,7 +3,7 @@
 Every rank keeps its rows together and in order; its rank becomes the `process` of its threads. Ranks touch only in
 meetings: tasks without duration on a channel of process -1, known by channel and name. A meeting of a joined graph
 takes place when the last of those that it waits for has arrived. In the graph of one rank alone it takes place when
-this rank arrives, as if nobody were late.
+this rank arrives, as if no other were late.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from daydream.graph.graph import TaskGraph, Thread, TrainingStep
 from daydream.trace.trace import NONE, Flags, Ints, Trace
 
-_PLAIN = ("kind", "duration_us", "gap_us", "phase", "mark", "bytes", "priority", "recorded_us")
+_NUMBERS = ("kind", "duration_us", "gap_us", "phase", "mark", "bytes", "priority", "recorded_us")
 #: Every column that has an entry a task.
-COLUMNS = (*_PLAIN, "name", "thread", "layer", "step", "operator", "event")
+COLUMNS = (*_NUMBERS, "name", "thread", "layer", "step", "operator", "event")
 
-_TRACE_PLAIN = (
+_TRACE_NUMBERS = (
     "category", "start_us", "duration_us", "correlation", "external", "sequence", "forward_thread", "bytes",
 )  # fmt: skip
 
@@ -53,30 +53,30 @@ def joined(parts: Sequence[TaskGraph], ranks: Sequence[int]) -> TaskGraph:
     size, events = 0, 0
     keys = _Codes()
     for part, rank in zip(parts, ranks, strict=True):
-        own_name = names.add(part.names)
-        own_thread = _add_threads(threads, part.threads, rank)
-        kept, place = _placed(part, own_name, own_thread, keys, size)
+        name_codes = names.add(part.names)
+        thread_codes = _add_threads(threads, part.threads, rank)
+        is_new, place = _placed(part, name_codes, thread_codes, keys, size)
         shifted = {
-            **{column: getattr(part, column) for column in _PLAIN},
-            "name": own_name[part.name],
-            "thread": own_thread[part.thread],
+            **{column: getattr(part, column) for column in _NUMBERS},
+            "name": name_codes[part.name],
+            "thread": thread_codes[part.thread],
             "layer": _coded(layers.add(part.layers), part.layer),
             "step": _coded(steps.add([step.name for step in part.steps]), part.step),
             "operator": np.where(part.operator == NONE, NONE, part.operator + events),
             "event": np.where(part.event == NONE, NONE, part.event + events),
         }
         for column, values in shifted.items():
-            columns.setdefault(column, []).append(values[kept])
+            columns.setdefault(column, []).append(values[is_new])
         for column in ("edge_source", "edge_target"):
             edges.setdefault(column, []).append(place[getattr(part, column)])
         for column in ("edge_kind", "edge_lag_us"):
             edges.setdefault(column, []).append(getattr(part, column))
-        size += int(kept.sum())
+        size += int(is_new.sum())
         events += 0 if part.trace is None else len(part.trace)
-    whole = {name: np.concatenate(arrays) for name, arrays in {**columns, **edges}.items()}
+    columns_of_all = {name: np.concatenate(arrays) for name, arrays in {**columns, **edges}.items()}
     return replace(
         parts[0],
-        **whole,
+        **columns_of_all,
         names=tuple(names),
         threads=tuple(threads),
         layers=tuple(layers),
@@ -104,10 +104,10 @@ def _coded(codes: Ints, column: Ints) -> Ints:
     return np.append(codes, NONE)[column]
 
 
-def _add_threads(threads: list[Thread], own: Sequence[Thread], rank: int) -> Ints:
+def _add_threads(threads: list[Thread], threads_of_part: Sequence[Thread], rank: int) -> Ints:
     """A part's threads added to those of the parts before it; the numbers that they have there."""
     numbers = []
-    for thread in own:
+    for thread in threads_of_part:
         if thread.is_meeting and thread in threads:
             numbers.append(threads.index(thread))
         else:
@@ -120,24 +120,24 @@ def _placed(part: TaskGraph, names: Ints, threads: Ints, keys: _Codes, size: int
     """Which rows of a part are new, all but meetings that an earlier part has, and the joined row of each."""
     meeting = np.flatnonzero(meetings(part))
     pairs = list(zip(threads[part.thread[meeting]].tolist(), names[part.name[meeting]].tolist(), strict=True))
-    kept = np.ones(len(part), np.bool_)
-    kept[meeting] = [pair not in keys for pair in pairs]
-    place = np.cumsum(kept) - 1 + size
+    is_new = np.ones(len(part), np.bool_)
+    is_new[meeting] = [pair not in keys for pair in pairs]
+    place = np.cumsum(is_new) - 1 + size
     for row, pair in zip(meeting.tolist(), pairs, strict=True):
         place[row] = keys.setdefault(pair, int(place[row]))
-    return kept, place
+    return is_new, place
 
 
 def _steps(parts: Sequence[TaskGraph], names: Sequence[str] | _Codes) -> tuple[TrainingStep, ...]:
     """A step is full where it is in every part, and measured in the first that has it."""
-    known: dict[str, TrainingStep] = {}
+    steps_by_name: dict[str, TrainingStep] = {}
     partial = set()
     for part in parts:
         for step in part.steps:
-            known.setdefault(step.name, step)
+            steps_by_name.setdefault(step.name, step)
             partial |= {step.name} if not step.full else set()
         partial |= set(names) - {step.name for step in part.steps}
-    return tuple(replace(known[name], full=name not in partial) for name in names)
+    return tuple(replace(steps_by_name[name], full=name not in partial) for name in names)
 
 
 def _joined_trace(parts: Sequence[TaskGraph], ranks: Sequence[int]) -> Trace | None:
@@ -153,7 +153,7 @@ def _joined_trace(parts: Sequence[TaskGraph], ranks: Sequence[int]) -> Trace | N
     begins = np.cumsum([0, *(len(trace) for trace in traces)])
     arrows = [trace.forward_backward + begin for trace, begin in zip(traces, begins, strict=False)]
     columns: dict[str, Any] = {column: np.concatenate(arrays) for column, arrays in coded.items()}
-    for column in _TRACE_PLAIN:
+    for column in _TRACE_NUMBERS:
         columns[column] = np.concatenate([getattr(trace, column) for trace in traces])
     return replace(
         traces[0],
@@ -194,10 +194,10 @@ def parted(graph: TaskGraph) -> list[TaskGraph]:
     meeting = of_task == NONE
     parts = []
     for place, rank in enumerate(graph.ranks):
-        own = task_order[task_bounds[0][place] : task_bounds[1][place]]
+        tasks = task_order[task_bounds[0][place] : task_bounds[1][place]]
         edges = edge_order[edge_bounds[0][place] : edge_bounds[1][place]]
         touched = np.unique(ends[:, edges])
-        rows = np.sort(np.concatenate([own, touched[meeting[touched]]]))
+        rows = np.sort(np.concatenate([tasks, touched[meeting[touched]]]))
         parts.append(_part(graph, rank, rows, edges))
     return parts
 
@@ -205,12 +205,14 @@ def parted(graph: TaskGraph) -> list[TaskGraph]:
 def _part(graph: TaskGraph, rank: int, rows: Ints, edges: Ints) -> TaskGraph:
     place = np.full(len(graph), NONE)
     place[rows] = np.arange(len(rows))
-    own = [number for number, thread in enumerate(graph.threads) if thread.process == rank and not thread.is_meeting]
-    used = np.union1d(np.unique(graph.thread[rows]), np.array(own, np.int64))
+    numbers = [
+        number for number, thread in enumerate(graph.threads) if thread.process == rank and not thread.is_meeting
+    ]
+    used = np.union1d(np.unique(graph.thread[rows]), np.array(numbers, np.int64))
     thread_of = np.full(len(graph.threads), NONE)
     thread_of[used] = np.arange(len(used))
     trace, first, last = _part_of_trace(graph.trace, rank)
-    columns: dict[str, Any] = {name: getattr(graph, name)[rows] for name in (*_PLAIN, "name", "layer", "step")}
+    columns: dict[str, Any] = {name: getattr(graph, name)[rows] for name in (*_NUMBERS, "name", "layer", "step")}
     for name in ("operator", "event"):
         column = getattr(graph, name)[rows]
         columns[name] = np.where(column == NONE, NONE, column - first)
@@ -234,13 +236,13 @@ def _part_of_trace(trace: Trace | None, rank: int) -> tuple[Trace | None, int, i
     """A rank's part of a joined trace, and where in it the part begins and ends."""
     if trace is None:
         return None, 0, 0
-    own = np.array([thread.process == rank for thread in trace.threads], np.bool_)
-    rows = np.flatnonzero(own[trace.thread])
+    is_of_rank = np.array([thread.process == rank for thread in trace.threads], np.bool_)
+    rows = np.flatnonzero(is_of_rank[trace.thread])
     first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
     arrows = trace.forward_backward
     arrows = arrows[(arrows >= first).all(axis=1) & (arrows < last).all(axis=1)] - first
     columns: dict[str, Any] = {
-        column: getattr(trace, column)[first:last] for column in (*_TRACE_PLAIN, "name", "thread")
+        column: getattr(trace, column)[first:last] for column in (*_TRACE_NUMBERS, "name", "thread")
     }
     part = replace(
         trace,

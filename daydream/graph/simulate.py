@@ -182,7 +182,7 @@ def _culprit(graph: TaskGraph) -> str:
 
 
 class _Tasks(NamedTuple):
-    """What algorithm 1 reads of a graph: arrays for machine code, lists for Python. Times are microseconds.
+    """Columns of a graph that algorithm 1 reads: arrays for machine code, lists for Python. Times are microseconds.
 
     Attributes:
         following: next task on the same ordered thread, -1 without.
@@ -206,7 +206,7 @@ class _Tasks(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """How far algorithm 1 has come.
+    """Progress of algorithm 1.
 
     Attributes:
         missing: for each task the dependencies that are not met.
@@ -225,10 +225,10 @@ class _Progress(NamedTuple):
 
 def _columns(graph: TaskGraph) -> tuple[_Tasks, _Progress]:
     """A graph as algorithm 1 reads it, and its progress before the first task."""
-    held_by, held = graph.queue
-    source = np.concatenate([graph.edge_source, held_by])
-    target = np.concatenate([graph.edge_target, held])
-    lag = np.concatenate([graph.edge_lag_us, np.zeros(len(held))])
+    releasing, delayed = graph.queue
+    source = np.concatenate([graph.edge_source, releasing])
+    target = np.concatenate([graph.edge_target, delayed])
+    lag = np.concatenate([graph.edge_lag_us, np.zeros(len(delayed))])
     order = np.argsort(source, kind="stable")
     first_edge = np.zeros(len(graph) + 1, np.int64)
     np.cumsum(np.bincount(source, minlength=len(graph)), out=first_edge[1:])

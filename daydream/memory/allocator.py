@@ -17,8 +17,8 @@ ROUNDING = 512
 SMALL_REQUEST = 1 << 20
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
-OWN_SEGMENT = 10 << 20
-OWN_ROUNDING = 2 << 20
+SINGLE_SEGMENT = 10 << 20
+SINGLE_ROUNDING = 2 << 20
 
 
 class OutOfMemoryError(Exception):
@@ -253,4 +253,4 @@ def segment_size(rounded: int) -> int:
     """
     if rounded <= SMALL_REQUEST:
         return SMALL_SEGMENT
-    return LARGE_SEGMENT if rounded < OWN_SEGMENT else -(-rounded // OWN_ROUNDING) * OWN_ROUNDING
+    return LARGE_SEGMENT if rounded < SINGLE_SEGMENT else -(-rounded // SINGLE_ROUNDING) * SINGLE_ROUNDING

@@ -1,4 +1,4 @@
-"""A recording's memory put beside its graph, where what-if passes find it."""
+"""Memory of a recording attached to its graph, where what-if passes find it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def _of_step(graph: TaskGraph, device: RecordedMemory, step: StepMemory) -> Held
     source = "by recorded allocations, and what was there before by the sizes of gradients"
     events = _running(graph, device.time_us[moments], device.thread[moments])
     blank = blank_memory(graph, step.index, source, events)
-    held = list(_held(graph, device, step))
+    additions = list(_holdings(graph, device, step))
     existing = [
         each
         for each in resident(graph, len(events))
-        if not any(other.kind is each.kind and other.born == NONE for other in held)
+        if not any(other.kind is each.kind and other.born == NONE for other in additions)
     ]
-    return replace(blank, held=(*existing, *held))
+    return replace(blank, held=(*existing, *additions))
 
 
-def _held(graph: TaskGraph, device: RecordedMemory, step: StepMemory) -> Iterator[Held]:
-    """What is held in the step, in its moments."""
+def _holdings(graph: TaskGraph, device: RecordedMemory, step: StepMemory) -> Iterator[Held]:
+    """Memory held in the step, in its moments."""
     layers = {name: index for index, name in enumerate(graph.layers)}
     count = step.end - step.begin
     for each in device.footprint.held:
@@ -69,12 +69,12 @@ def _running(graph: TaskGraph, times: Floats, threads: Ints) -> Ints:
     running = np.zeros(len(times), np.int64)
     ends = trace.start_us + trace.duration_us
     for thread in np.unique(threads).tolist():
-        own = rows[trace.thread[rows] == thread] if thread != NONE else rows
-        own = own if len(own) else rows
+        candidates = rows[trace.thread[rows] == thread] if thread != NONE else rows
+        candidates = candidates if len(candidates) else rows
         moments = np.flatnonzero(threads == thread)
-        places = np.searchsorted(trace.start_us[own], times[moments], side="right") - 1
+        places = np.searchsorted(trace.start_us[candidates], times[moments], side="right") - 1
         for moment, place in zip(moments.tolist(), np.maximum(places, 0).tolist(), strict=True):
-            last = row = int(own[place])
+            last = row = int(candidates[place])
             while row != NONE and (ends[row] < times[moment] or trace.category[row] != Category.OPERATOR):
                 row = int(graph.enclosing[row])
             running[moment] = row if row != NONE else last

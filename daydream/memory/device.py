@@ -1,4 +1,4 @@
-"""What a process takes of a board's memory besides PyTorch's tensors: the context, handles and their workspaces."""
+"""Memory of a process on a board besides PyTorch's tensors: the context, handles and their workspaces."""
 
 from __future__ import annotations
 

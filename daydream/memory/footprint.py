@@ -64,7 +64,7 @@ def allocations(capture: Capture, workspace: Mapping[int, int] | None = None) ->
     died = {number: index for index, operator in enumerate(operators) for number in operator.freed}
     last_forward = max((i for i, each in enumerate(operators) if each.phase == Phase.FORWARD), default=NONE)
     last_backward = max((i for i, each in enumerate(operators) if each.phase == Phase.BACKWARD), default=NONE)
-    held = []
+    made = []
     for number, storage in enumerate(capture.storages):
         # Fused steps never make some of their storages.
         if storage.kind == "host" or (storage.kind == "step" and number not in born):
@@ -79,10 +79,10 @@ def allocations(capture: Capture, workspace: Mapping[int, int] | None = None) ->
         else:
             kind = MemoryKind.TEMPORARY
         module = operators[begin].module if begin != NONE else NONE
-        held.append(Allocation(storage.bytes, begin, end, kind, module))
+        made.append(Allocation(storage.bytes, begin, end, kind, module))
     for index, scratch in (workspace or {}).items():
-        held.append(Allocation(scratch, index, index, MemoryKind.WORKSPACE, operators[index].module))
-    return sorted(held, key=lambda each: each.born)
+        made.append(Allocation(scratch, index, index, MemoryKind.WORKSPACE, operators[index].module))
+    return sorted(made, key=lambda each: each.born)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Footprint:
         return {kind: int(size) for kind, size in kinds_at(self.held, self.peak).items()} if self.operators else {}
 
     def at_peak(self) -> list[Allocation]:
-        """What is held at the peak, the largest first."""
+        """Memory held at the peak, the largest first."""
         alive = [each for each in self.held if each.born <= self.peak <= each.died]
         return sorted(alive, key=lambda each: -each.bytes)
 
@@ -133,7 +133,7 @@ def footprint(capture: Capture, workspace: Mapping[int, int] | None = None) -> F
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """What the allocator does in the last of some steps.
+    """Behaviour of the allocator in the last of some steps.
 
     Attributes:
         allocated: bytes of blocks in use while each operator runs.
@@ -208,16 +208,16 @@ def replayed(
 
 
 def step_moments(memory: Footprint, allocator: CachingAllocator, steps: int) -> Iterator[list[Moment]]:
-    """What the allocator is asked for in every step; one that says where it stands begins every operator.
+    """Requests to the allocator in every step; one that says where it stands begins every operator.
 
     Raises:
         StepOutOfMemoryError: a step does not fit.
     """
-    kept = [each for each in memory.held if each.born == NONE and each.bytes]
+    resident = [each for each in memory.held if each.born == NONE and each.bytes]
     behind: list[Block] = []
     at = 0
     try:
-        for each in kept:
+        for each in resident:
             if each.kind is not MemoryKind.OPTIMIZER:
                 allocator.allocate(each.bytes)
         for step in range(steps):

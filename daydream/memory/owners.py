@@ -11,7 +11,7 @@ from daydream.trace.trace import NONE
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What is held for a layer at a moment.
+    """Memory held for a layer at a moment.
 
     Attributes:
         name: the layer's; ``""`` outside all.

@@ -121,7 +121,7 @@ def recorded_memory(trace: Trace) -> tuple[RecordedMemory, ...]:
 
 
 class _Calls:
-    """What ran when: operators around moments, layers and phases, and where phases follow each other."""
+    """Activity by time: operators around moments, layers and phases, and where phases follow each other."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -219,10 +219,10 @@ def _pairs(sizes: list[int], addresses: list[int]) -> Iterator[_Pair]:
     """
     waiting: dict[tuple[bool, int], list[tuple[int, int]]] = {}
     for moment, (size, address) in enumerate(zip(sizes, addresses, strict=True)):
-        known = address != NONE
-        same = waiting.setdefault((known, address if known else abs(size)), [])
+        has_address = address != NONE
+        same = waiting.setdefault((has_address, address if has_address else abs(size)), [])
         if size > 0:
-            if known and same:
+            if has_address and same:
                 yield _Pair(*same.pop(), moment)
             same.append((size, moment))
         elif same:
@@ -243,16 +243,16 @@ def _footprint(calls: _Calls, time_us: Floats, thread: Ints, pairs: list[_Pair])
     kinds = _kinds(calls, time_us, around, born, freed)
     rows = np.where(born == NONE, NONE, around[born])
     module = np.where(rows == NONE, NONE, calls.map.layer[rows])
-    held = [
+    allocations = [
         # It is held up to the moment before the one that frees it.
         Allocation(pair.bytes, pair.born, pair.freed - 1, kind, layer)
         for pair, kind, layer in zip(pairs, kinds, module.tolist(), strict=True)
     ]
-    return Footprint(len(time_us), tuple(held))
+    return Footprint(len(time_us), tuple(allocations))
 
 
 def _kinds(calls: _Calls, time_us: Floats, around: Ints, born: Ints, freed: Ints) -> list[MemoryKind]:
-    """What each allocation holds, by when it is made and how long it lives.
+    """Kind of each allocation, by when it is made and how long it lives.
 
     Workspace is freed by the operator that asked for it, inputs are copied from the host or are there before the
     forward pass. What the forward pass makes and the backward pass finds are feature maps, what the backward pass

@@ -58,13 +58,13 @@ def fullest(steps: Sequence[StepMemory]) -> StepMemory:
 
 
 def sentences(memory: RecordedMemory) -> list[str]:
-    """What the numbers are and are not, one sentence each."""
+    """Meaning and limits of the numbers, one sentence each."""
     texts = []
     if memory.before_bytes is None:
         texts.append("What was there before the recording is not recorded: weights and states of optimizers as a rule.")
     elif memory.before_bytes:
-        whole = megabytes(memory.before_bytes)
-        texts.append(f"{whole} MB on top are there throughout: weights and states of optimizers as a rule.")
+        before = megabytes(memory.before_bytes)
+        texts.append(f"{before} MB on top are there throughout: weights and states of optimizers as a rule.")
     elif memory.device == NONE:
         texts.append("Of the CPU only what is allocated in the recording is known: weights come on top.")
     if not memory.by_address:
@@ -108,8 +108,8 @@ def _add(target: Any, *cells: str) -> None:
 
 def _kinds(memory: RecordedMemory, shown: Sequence[StepMemory]) -> list[MemoryKind]:
     """Kinds that anything is held of at any of the peaks."""
-    held = set().union(*(memory.kinds_at(step.peak) for step in shown))
-    return [kind for kind in MemoryKind if kind in held]
+    kinds = set().union(*(memory.kinds_at(step.peak) for step in shown))
+    return [kind for kind in MemoryKind if kind in kinds]
 
 
 def _step_cells(memory: RecordedMemory, step: StepMemory, kinds: Sequence[MemoryKind]) -> list[str]:
@@ -119,9 +119,9 @@ def _step_cells(memory: RecordedMemory, step: StepMemory, kinds: Sequence[Memory
     return [step.name, *map(megabytes, sizes), when, *(megabytes(at_peak.get(kind, 0)) for kind in kinds)]
 
 
-def _layer_cells(layer: LayerBytes, kinds: Sequence[MemoryKind], whole: int) -> list[str]:
+def _layer_cells(layer: LayerBytes, kinds: Sequence[MemoryKind], total_bytes: int) -> list[str]:
     parts = [megabytes(layer.by_kind[kind]) if kind in layer.by_kind else "" for kind in kinds]
-    return [short(layer.name) or _OUTSIDE, megabytes(layer.bytes), percent(layer.bytes, whole), *parts]
+    return [short(layer.name) or _OUTSIDE, megabytes(layer.bytes), percent(layer.bytes, total_bytes), *parts]
 
 
 def memory_section(memories: Sequence[RecordedMemory], steps: Sequence[int]) -> str:

@@ -1,1 +1,1 @@
-"""What operators of recordings and captures compute, by rules in tables, and what Roller says they take."""
+"""Work of recorded and captured operators, by rules in tables, and their prices by Roller."""

@@ -52,7 +52,7 @@ _EFFICIENT = frozenset(name for name in (*_FORWARD, *_BACKWARD) if "efficient" i
 
 
 def is_attention(name: str) -> bool:
-    """Whether an operator of this name is fused attention or its backward pass."""
+    """True if an operator of this name is fused attention or its backward pass."""
     return name in _FORWARD or name in _BACKWARD
 
 
@@ -84,9 +84,9 @@ def describe_attention(name: str, inputs: Inputs) -> Work | str:
         "keys": key.length, "head_dim": query.width, "value_dim": value.width, "causal": causal, "page": 0,
         "dtype": dtype,
     }  # fmt: skip
-    left = inputs.value(at.left) if at.left is not None and causal else None
-    if type(left) is int and left >= 0:
-        data["window"] = left + 1
+    window = inputs.value(at.left) if at.left is not None and causal else None
+    if type(window) is int and window >= 0:
+        data["window"] = window + 1
     reason = _contradiction(query, key, causal)
     if reason:
         return reason
@@ -120,7 +120,7 @@ def _sides(tensor: RecordedTensor | None, heads_first: bool) -> _Sides | None:
 
 
 def _sequences(inputs: Inputs, at: _Arguments) -> int:
-    """How many sequences lie one behind the other; 0 where each has its own place."""
+    """Number of sequences that lie one behind the other; 0 where each has its own place."""
     starts = inputs.tensor(at.starts) if at.starts is not None else None
     return starts.elements - 1 if starts is not None and starts.elements > 1 else 0
 

@@ -1,4 +1,4 @@
-"""What autocast on CUDA boards casts operators to (``aten/src/ATen/autocast_mode.h``), by the operators' schemas."""
+"""Types to which autocast on CUDA boards casts operators (``aten/src/ATen/autocast_mode.h``), by their schemas."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SINGLE_STEMS = frozenset(name.partition(".")[0] for name in (*SINGLE, *SINGLE_R
 
 @lru_cache(maxsize=65536)
 def keeps_single(operator: str) -> bool:
-    """Whether autocast runs an operator, or the one whose gradient it makes, in float32.
+    """True if autocast runs an operator, or the one whose gradient it makes, in float32.
 
     >>> keeps_single("aten::native_layer_norm_backward"), keeps_single("aten::batch_norm"), keeps_single("aten::add_")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""What captured operators take on a board: the kernels that PyTorch launches for each, all priced together.
+"""Prices of captured operators on a board: the kernels that PyTorch launches for each, all priced together.
 
 Equal operators are described once per process and priced once per board. What no rule knows costs the bytes of its
 arguments and results at the rate at which copies run, and says so (``bytes``).
@@ -29,7 +29,7 @@ Operator = tuple[str, Inputs, tuple[RecordedTensor, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorPrice:
-    """What an operator takes.
+    """Price of an operator.
 
     Attributes:
         kernels: in the order in which they are launched; none for views and allocations.
@@ -52,7 +52,7 @@ _NOTHING = OperatorPrice()
 
 @lru_cache(maxsize=65536)
 def work_of_call(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...]) -> Work | None:
-    """What a captured operator computes; its bytes where no rule knows it, None where it launches nothing."""
+    """Work of a captured operator; its bytes where no rule knows it, None where it launches nothing."""
     if launches_nothing(name, inputs, outputs):
         return None
     work = describe(name, inputs, outputs)

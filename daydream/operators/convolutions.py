@@ -62,7 +62,7 @@ _TRANSPOSED_AT = {"convolution": 6, "_convolution": 6, "convolution_backward": 7
 
 
 def is_convolution(name: str) -> bool:
-    """Whether an operator of this name launches a convolution's kernels."""
+    """True if an operator of this name launches a convolution's kernels."""
     stem = name.removeprefix("aten::")
     return name.startswith("aten::") and (stem in _FORWARD or stem in _BACKWARD or _child(stem) is not None)
 
@@ -86,7 +86,7 @@ class Convolutions:
         """The work of this operator, or in words why it is unknown.
 
         The work of a whole backward operator has the parts ``backward data`` and ``backward weights``, in the order
-        in which PyTorch launches them; the first is missing where the operator says that nobody needs it.
+        in which PyTorch launches them; the first is missing where the operator says that it is not needed.
         """
         stem = self.trace.text(row).removeprefix("aten::")
         direction = _child(stem)
@@ -274,7 +274,7 @@ def _key(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Window(NamedTuple):
-    """How a convolution's window moves, each in direction y and x; `assumed` says in words what was guessed."""
+    """Movement of a convolution's window, each in direction y and x; `assumed` says in words what was guessed."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -391,7 +391,12 @@ def _operator(data: Dims, weights: Dims, window: _Window, dtype: str) -> dict[st
     top, left = window.padding
     sizes = {"n": n, "c": c, "h": h, "w": w}
     # Written as people write them, so that derived names are those of their op.json.
-    moves: dict[str, Any] = {"kh": kh, "kw": kw, "stride": _plain(window.stride), "dilation": _plain(window.dilation)}
+    moves: dict[str, Any] = {
+        "kh": kh,
+        "kw": kw,
+        "stride": _one_or_both(window.stride),
+        "dilation": _one_or_both(window.dilation),
+    }
     moves |= {"padding": top if top == left else [top, left, top, left], "dtype": dtype}
     groups = c // per_group
     if groups == c == f > 1:
@@ -399,7 +404,7 @@ def _operator(data: Dims, weights: Dims, window: _Window, dtype: str) -> dict[st
     return {"op": "conv2d", **sizes, "f": f, "groups": groups, **moves}
 
 
-def _plain(values: tuple[int, int]) -> int | list[int]:
+def _one_or_both(values: tuple[int, int]) -> int | list[int]:
     return values[0] if values[0] == values[1] else list(values)
 
 

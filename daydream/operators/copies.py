@@ -23,16 +23,16 @@ def contiguous_copy(tensor: RecordedTensor, *, channels_last: bool = False) -> W
     for axis in order:
         strides[axis] = step
         step *= tensor.dims[axis]
-    apart = scattered(tensor, replace(tensor, strides=tuple(strides)))
+    reads = scattered(tensor, replace(tensor, strides=tuple(strides)))
     moved = Moved(
         kernel="elementwise_kernel",
         bytes=2.0 * tensor.bytes,
         outputs=float(tensor.elements),
         instructions=COPY_INSTRUCTIONS,
         model="element-wise",
-        again=apart.again,
-        between=apart.between,
-        scattered=apart.sectors,
+        again=reads.again,
+        between=reads.between,
+        scattered=reads.sectors,
     )
     return WorkPart({}, moved=moved)
 

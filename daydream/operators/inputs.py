@@ -1,6 +1,6 @@
 """Arguments of an operator as the profiler writes them: tensors with sizes, types and strides, and plain values.
 
-A profiler that was told to (``record_shapes=True``) writes "Input Dims" and "Input type" beside every CPU operator,
+A profiler with ``record_shapes=True`` writes "Input Dims" and "Input type" of every CPU operator,
 newer ones also "Input Strides" and, with the values of what is no tensor, "Concrete Inputs".
 """
 

@@ -1,4 +1,4 @@
-"""What the parts of operators take: the library's kernels for them, or Roller's own best ones.
+"""Prices of the parts of operators: by the library's kernels for them, or by Roller's own best ones.
 
 Parts are priced once per process and board; all that is new goes to the library model in one call.
 """
@@ -29,7 +29,7 @@ Implementation = Literal["best", "library"]
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """What a kernel takes.
+    """Price of a kernel.
 
     Attributes:
         name: the kernel or algorithm that is assumed to run.
@@ -89,7 +89,7 @@ TF32 = "tfloat32"
 
 #: Prices of this process, by board and implementation: construction takes hundredths of a second per operator, and
 #: networks repeat themselves.
-_KNOWN: dict[tuple[Any, ...], dict[PartKey, PartPrice]] = {}
+_PRICES: dict[tuple[Any, ...], dict[PartKey, PartPrice]] = {}
 
 
 def part_key(part: WorkPart, dtype: str = "") -> PartKey:
@@ -122,8 +122,8 @@ def part_prices(
         raise InputError("implementation", f"there is no {implementation!r}", "use best or library")
     distinct = {id(work): work for work in works}
     keys = dict.fromkeys(part_key(part, dtype) for work in distinct.values() for part in work.parts)
-    known = _KNOWN.setdefault((device, implementation, search if implementation == "best" else ""), {})
-    missing = [key for key in keys if key not in known]
+    price_by_key = _PRICES.setdefault((device, implementation, search if implementation == "best" else ""), {})
+    missing = [key for key in keys if key not in price_by_key]
     if implementation == "library":
         results = library_prices(missing, device)
     else:
@@ -132,15 +132,15 @@ def part_prices(
         if search not in METHODS:
             raise InputError("search", f"there is no {search!r}", f"use one of {', '.join(METHODS)}")
         results = [_by_best(key, device, search) for key in missing]
-    known.update(zip(missing, results, strict=True))
-    return {key: known[key] for key in keys}
+    price_by_key.update(zip(missing, results, strict=True))
+    return {key: price_by_key[key] for key in keys}
 
 
 # The library's kernels
 
 
 def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPrice]:
-    """What the library takes for these parts, in order.
+    """Prices of these parts by the library, in order.
 
     Raises:
         InputError: the board runs no such library.
@@ -295,9 +295,9 @@ def _by_best(key: PartKey, device: DeviceSpec, search: str) -> PartPrice:
     longest = max(parts, key=lambda part: part.seconds)
     count = f", {len(parts)} kernels" if len(parts) > 1 else ""
     # Of our own kernels, not of library calls, every part says who found it.
-    found_by = getattr(longest, "found_by", "construction")
+    method = getattr(longest, "found_by", "construction")
     total = sum(part.seconds for part in parts)
-    name = f"{found_by}, bound by {longest.bound}{count}"
+    name = f"{method}, bound by {longest.bound}{count}"
     kernel = KernelPrice(name, total, longest.bound, _model_of(key.text), len(parts))
     return PartPrice((kernel,), result.name)
 

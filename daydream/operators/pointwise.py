@@ -124,8 +124,8 @@ def elementwise(call: Call) -> Work | str:
     total = moved_bytes(call.inputs, call.outputs)
     moved = None
     if not data or not is_one_type or not is_dense:
-        apart = max((scattered(tensor, output) for tensor in operands), default=Scattered(0.0, 0.0, 0.0))
-        again, between = max(most_repeated(call, output.dims), Repeated(apart.again, apart.between))
+        reads = max((scattered(tensor, output) for tensor in operands), default=Scattered(0.0, 0.0, 0.0))
+        again, between = max(most_repeated(call, output.dims), Repeated(reads.again, reads.between))
         instructions = _INSTRUCTIONS[function] if function else _OTHERS.get(call.stem, 4.0)
         vector = "vectorized_elementwise_kernel" if is_one_type else "unrolled_elementwise_kernel"
         moved = Moved(
@@ -136,7 +136,7 @@ def elementwise(call: Call) -> Work | str:
             model="element-wise",
             again=again,
             between=between,
-            scattered=apart.sectors,
+            scattered=reads.sectors,
         )
     part = WorkPart(data, "backward" if call.stem in DERIVATIVES else "forward", moved)
     operations = 2.0 if call.stem in DERIVATIVES else 1.0
@@ -178,8 +178,10 @@ def _operator(call: Call, output: RecordedTensor, function: str) -> dict[str, An
     if call.stem in ("copy", "clone", "_to_copy"):
         return _transpose(call, output, dtype) or data
     if call.stem in BINARY:
-        whole = [each for each in call.inputs.tensors[:2] if each is not None and each.elements * 4 > output.elements]
-        if len(whole) < 2 and function in BINARY.values():
+        full_operands = [
+            each for each in call.inputs.tensors[:2] if each is not None and each.elements * 4 > output.elements
+        ]
+        if len(full_operands) < 2 and function in BINARY.values():
             data["scalar"] = True
     return data
 

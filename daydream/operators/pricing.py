@@ -1,4 +1,4 @@
-"""What Roller predicts for the kernels of a recorded graph.
+"""Roller's predictions for the kernels of a recorded graph.
 
 The kernels that one operator call launched are priced together, as what the operator computes: how many kernels the
 library made of it, and which, is its own affair (index tables, changes of layout, Winograd's transforms, sums of
@@ -43,13 +43,13 @@ _WEIGHTS = re.compile(r"wgrad|backward_filter|bprop_weights", re.IGNORECASE)
 
 @lru_cache(maxsize=65536)
 def is_auxiliary(kernel: str) -> bool:
-    """Whether a kernel of this name serves another one of its call: index tables, layouts, transforms, sums."""
+    """True if a kernel of this name serves another one of its call: index tables, layouts, transforms, sums."""
     return _AUXILIARY.search(kernel) is not None
 
 
 @lru_cache(maxsize=65536)
 def _of_weights(kernel: str) -> bool:
-    """Whether a kernel of this name belongs to a convolution's gradient of the weights."""
+    """True if a kernel of this name belongs to a convolution's gradient of the weights."""
     return _WEIGHTS.search(kernel) is not None
 
 
@@ -102,7 +102,7 @@ class Prices:
 
     @cached_property
     def bound(self) -> tuple[str, ...]:
-        """What bounds each row's call."""
+        """Bound of each row's call."""
         return tuple(self.calls[each].bound for each in self.call.tolist())
 
     @cached_property
@@ -164,7 +164,7 @@ class _Group(NamedTuple):
 
 
 def is_heavy(name: str) -> bool:
-    """Whether an operator of this name is a convolution, a matrix product or fused attention."""
+    """True if an operator of this name is a convolution, a matrix product or fused attention."""
     return name in PRODUCTS or is_convolution(name) or is_attention(name)
 
 
@@ -184,7 +184,7 @@ def _device_work(graph: TaskGraph) -> Ints:
 
 
 def work_of(graph: TaskGraph, convolutions: Convolutions, operator: int) -> Work | str:
-    """What an operator (a row of the trace) computes, or why that is unknown."""
+    """Work of an operator (a row of the trace), or why it is unknown."""
     assert graph.trace is not None
     name = graph.trace.text(operator)
     if is_convolution(name):
@@ -263,7 +263,7 @@ def price(
     search: str = "roller",
     dtype: str = "",
 ) -> Prices:
-    """What Roller predicts for these GPU tasks.
+    """Roller's predictions for these GPU tasks.
 
     A call counts as a whole even where only some of its tasks are asked for: name them all, as :func:`heavy_rows` does.
 

@@ -35,28 +35,28 @@ def product(call: Call) -> Work | str:
     """The work of a matrix product."""
     stem, inputs = call.stem, call.inputs
     biased = stem in _BIASED
-    left, right = inputs.tensor(int(biased)), inputs.tensor(int(biased) + 1)
-    if left is None or right is None:
+    a, b = inputs.tensor(int(biased)), inputs.tensor(int(biased) + 1)
+    if a is None or b is None:
         return "sizes of its operands not recorded"
-    dtype = DTYPES.get(left.dtype)
+    dtype = DTYPES.get(a.dtype)
     if dtype is None:
-        return f"elements of type {left.dtype or 'unknown'}"
-    sizes = _product_sizes(stem, left.dims, right.dims)
+        return f"elements of type {a.dtype or 'unknown'}"
+    sizes = _product_sizes(stem, a.dims, b.dims)
     if sizes is None:
-        return f"operands of {list(left.dims)} and {list(right.dims)} do not make a product"
+        return f"operands of {list(a.dims)} and {list(b.dims)} do not make a product"
     m, n, k, batch = sizes
     count = 1 if batch is None else batch
     if not m * n * k * count:
         return "an empty tensor"
     data: dict[str, Any] = {"op": "matmul"} if batch is None else {"op": "batch_matmul", "b": batch}
     data |= {"m": m, "n": n, "k": k, "dtype": dtype}
-    if _column_major(left):
+    if _column_major(a):
         data["transpose_a"] = True
-    if stem == "linear" or _column_major(right):
+    if stem == "linear" or _column_major(b):
         data["transpose_b"] = True
     if batch is None and _has_bias(stem, inputs, n):
         data["epilogue"] = [{"function": "bias_add", "axis": "n"}]
-        if right.strides and "transpose_b" not in data:
+        if b.strides and "transpose_b" not in data:
             # Who says nothing means the weights of a linear layer.
             data["transpose_b"] = False
     moved = count * (m * k + k * n + m * n) * DTYPE_BYTES[dtype]
@@ -81,7 +81,7 @@ def _product_sizes(stem: str, left: Dims, right: Dims) -> _ProductSizes | None:
 
 
 def _has_bias(stem: str, inputs: Inputs, columns: int) -> bool:
-    """Whether a product adds a vector with an element for each of its columns."""
+    """True if a product adds a vector with an element for each of its columns."""
     if stem not in _BIASED and stem != "linear":
         return False
     bias = inputs.tensor(0 if stem in _BIASED else 2)
@@ -89,24 +89,24 @@ def _has_bias(stem: str, inputs: Inputs, columns: int) -> bool:
 
 
 def _column_major(tensor: RecordedTensor) -> bool:
-    """Whether a matrix is the transpose of how it is stored."""
+    """True if a matrix is the transpose of how it is stored."""
     strides = tensor.strides
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
 
 
 def grouped_product(call: Call) -> Work | str:
     """The work of ``_grouped_mm``, a product per expert: rows, or summands, are taken to be spread evenly over them."""
-    left, right = call.inputs.tensor(0), call.inputs.tensor(1)
-    if left is None or right is None or not call.outputs:
+    a, b = call.inputs.tensor(0), call.inputs.tensor(1)
+    if a is None or b is None or not call.outputs:
         return "sizes of its operands not recorded"
-    dtype = DTYPES.get(left.dtype)
+    dtype = DTYPES.get(a.dtype)
     if dtype is None:
-        return f"elements of type {left.dtype or 'unknown'}"
+        return f"elements of type {a.dtype or 'unknown'}"
     offsets = call.inputs.tensor(2)
-    experts = next((each.dims[0] for each in (left, right) if len(each.dims) == 3), offsets.elements if offsets else 1)
-    sides = [left.dims[-2], right.dims[-1], left.dims[-1]]
+    experts = next((each.dims[0] for each in (a, b) if len(each.dims) == 3), offsets.elements if offsets else 1)
+    sides = [a.dims[-2], b.dims[-1], a.dims[-1]]
     # The side that the offsets cut: rows of the left operand, columns of the right one, or what both sum over.
-    cut = {(2, 3): 0, (3, 2): 1, (2, 2): 2}.get((len(left.dims), len(right.dims)))
+    cut = {(2, 3): 0, (3, 2): 1, (2, 2): 2}.get((len(a.dims), len(b.dims)))
     if cut is not None:
         sides[cut] = -(-sides[cut] // experts)
     m, n, k = sides

@@ -130,8 +130,8 @@ def algorithm_of(kernels: Sequence[str]) -> str:
 def short_name(kernel: str) -> str:
     """A kernel's name without return type, namespaces, template arguments and parameters."""
     # CUTLASS has one kernel, whose template argument says which.
-    plain = re.sub(r".*cutlass::Kernel<", "", kernel.replace("(anonymous namespace)::", ""))
-    words = re.sub(r"[<(>].*", "", plain).split()
+    text = re.sub(r".*cutlass::Kernel<", "", kernel.replace("(anonymous namespace)::", ""))
+    words = re.sub(r"[<(>].*", "", text).split()
     return words[-1].rpartition("::")[2] if words else kernel
 
 

@@ -94,7 +94,7 @@ def softmax(call: Call) -> Work | str:
 
 
 def _is_last(call: Call) -> bool:
-    """Whether softmax goes over the last dimension, or over the last that has elements beside each other."""
+    """True if softmax goes over the last dimension, or over the last that has adjacent elements."""
     dims, axis = tensors_of(call.inputs)[0].dims, call.inputs.value(SOFTMAX[call.stem])
     return type(axis) is not int or not dims or math.prod(dims[axis % len(dims) + 1 :]) == 1
 
@@ -296,8 +296,10 @@ def _captured_reduction(call: Call, main: tuple[RecordedTensor, str] | str) -> W
     total = moved_bytes(call.inputs, call.outputs)
     if call.stem == "nll_loss_forward":
         return _picked_loss(call, source)
-    plain = call.stem in ("sum", "mean") and {source.dtype} == {each.dtype for each in call.outputs} & set(DTYPES)
-    if plain and len(source.dims) and not isinstance(main, str) and stored_bytes(source) == source.bytes:
+    is_supported = call.stem in ("sum", "mean") and {source.dtype} == {each.dtype for each in call.outputs} & set(
+        DTYPES
+    )
+    if is_supported and len(source.dims) and not isinstance(main, str) and stored_bytes(source) == source.bytes:
         part = WorkPart(_reduce(call, source, dtype))
     else:
         outputs = float(max(sum(each.elements for each in call.outputs), 1))

@@ -1,4 +1,4 @@
-"""What an operator computes: its arguments and results as operators that Roller can price, and as kernels that stream.
+"""Rules from an operator's arguments and results to operators that Roller can price, and to kernels that stream.
 
 Rules stand in tables, a file for each family: products, attention, convolutions, element-wise operators, what goes over
 rows, what moves elements, and updates of many parameters.
@@ -58,7 +58,7 @@ RULES = _table(
 
 
 def launches_nothing(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...]) -> bool:
-    """Whether a captured operator has no kernels: it makes a view, allocates, or has no element to work on."""
+    """True if a captured operator has no kernels: it makes a view, allocates, or has no element to work on."""
     if name.rpartition("::")[2].removesuffix("_") in VIEWS:
         return True
     tensors = outputs or tuple(tensors_of(inputs))

@@ -1,4 +1,4 @@
-"""What operators read and write: bytes by each tensor's own type, what is repeated, and how elements lie."""
+"""Traffic of operators: bytes by each tensor's own type, repetition, and the order of elements."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def moved_bytes(inputs: Inputs, outputs: Sequence[RecordedTensor]) -> float:
 
 
 class Repeated(NamedTuple):
-    """How an operand repeats.
+    """Repetition of an operand.
 
     Attributes:
         again: bytes that are read again where no cache keeps them.
@@ -74,7 +74,7 @@ class Repeated(NamedTuple):
 
 
 def repeated(tensor: RecordedTensor, dims: Dims, element: int) -> Repeated:
-    """How an input of an element-wise operator repeats over a result of these dimensions.
+    """Repetition of an element-wise operator's input over a result of these dimensions.
 
     ``element`` are the bytes that all tensors have per element of the result. The mask of each image below is read
     again for each of its 16 heads, and between two reads pass 64 x 64 elements of all tensors.
@@ -88,18 +88,19 @@ def repeated(tensor: RecordedTensor, dims: Dims, element: int) -> Repeated:
         return Repeated(0.0, 0.0)
     strides = tensor.strides or (1,) * len(tensor.dims)
     repeats = [True] * missing + [
-        step == 0 or size < whole for size, step, whole in zip(tensor.dims, strides, dims[missing:], strict=True)
+        step == 0 or size < result_size
+        for size, step, result_size in zip(tensor.dims, strides, dims[missing:], strict=True)
     ]
     # Dimensions of one element count as neither.
     axes = [axis for axis in range(rank) if dims[axis] > 1]
-    own = math.prod(dims[axis] for axis in axes if not repeats[axis])
+    elements = math.prod(dims[axis] for axis in axes if not repeats[axis])
     while axes and not repeats[axes[0]]:
         axes.pop(0)
     times = 1
     while axes and repeats[axes[0]]:
         times *= dims[axes.pop(0)]
     # What repeats further inside is read again at once.
-    again = float((times - 1) * own * element_bytes(tensor.dtype))
+    again = float((times - 1) * elements * element_bytes(tensor.dtype))
     return Repeated(again, float(math.prod(dims[axis] for axis in axes) * element) if again else 0.0)
 
 
@@ -111,7 +112,7 @@ def most_repeated(call: Call, dims: Dims) -> Repeated:
 
 
 def is_dense_like(tensor: RecordedTensor, other: RecordedTensor) -> bool:
-    """Whether two tensors of the same dimensions lie in memory in the same order; those of unknown strides do."""
+    """True if two tensors of the same dimensions lie in memory in the same order; those of unknown strides do."""
     if not tensor.strides or not other.strides:
         return True
     pairs = zip(tensor.dims, tensor.strides, other.strides, strict=True)
@@ -119,7 +120,7 @@ def is_dense_like(tensor: RecordedTensor, other: RecordedTensor) -> bool:
 
 
 def is_channels_last(tensor: RecordedTensor) -> bool:
-    """Whether images lie in memory pixel by pixel (NHWC); ``c10::MemoryFormat``'s rule for ambiguous sizes.
+    """True if images lie in memory pixel by pixel (NHWC); ``c10::MemoryFormat``'s rule for ambiguous sizes.
 
     >>> is_channels_last(RecordedTensor((8, 64, 7, 7), "float", (3136, 1, 448, 64)))
     True
@@ -138,7 +139,7 @@ def is_channels_last(tensor: RecordedTensor) -> bool:
 
 
 def is_contiguous(tensor: RecordedTensor, *, channels_last: bool = False) -> bool:
-    """Whether a tensor fills its memory in order; tensors of unknown strides do.
+    """True if a tensor fills its memory in order; tensors of unknown strides do.
 
     >>> [is_contiguous(RecordedTensor((8, 64), "float", strides)) for strides in ((64, 1), (96, 1))]
     [True, False]
@@ -169,7 +170,7 @@ class Scattered(NamedTuple):
 
 
 def scattered(source: RecordedTensor, result: RecordedTensor) -> Scattered:
-    """What a kernel reads of a source in the order of a result of its dimensions.
+    """Reads of a kernel from a source in the order of a result of its dimensions.
 
     A block makes 512 neighbours of the result; what these share of a sector comes out of L1. Of a large tensor a few
     blocks stand for all. An image in NHWC read for one in NCHW takes a sector for every element, and comes back to it

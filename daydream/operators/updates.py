@@ -25,7 +25,7 @@ _WRITE_ONLY = ("_foreach_zero", "_foreach_copy")
 
 
 def is_update(name: str) -> bool:
-    """Whether an operator of this name works on lists of tensors.
+    """True if an operator of this name works on lists of tensors.
 
     >>> is_update("aten::_foreach_add_"), is_update("aten::_fused_adamw_"), is_update("aten::add_")
     (True, True, False)

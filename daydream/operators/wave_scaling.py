@@ -39,7 +39,7 @@ EVEN_GRID = 0.98
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel was launched: blocks; threads and bytes of shared memory of a block, registers of a thread."""
+    """Launch of a kernel: blocks; threads and bytes of shared memory of a block, registers of a thread."""
 
     blocks: int
     threads: int
@@ -56,8 +56,8 @@ def launch_of(arguments: Mapping[str, Any]) -> Launch | None:
     blocks, threads = (_product(arguments.get(key)) for key in ("grid", "block"))
     if not blocks or not threads:
         return None
-    held = (arguments.get(key) for key in ("registers per thread", "shared memory"))
-    registers, shared = (int(value) if isinstance(value, int | float) and value > 0 else 0 for value in held)
+    resources = (arguments.get(key) for key in ("registers per thread", "shared memory"))
+    registers, shared = (int(value) if isinstance(value, int | float) and value > 0 else 0 for value in resources)
     return Launch(blocks, threads, registers, shared)
 
 
@@ -91,7 +91,7 @@ def wave_blocks(launch: Launch, device: DeviceSpec) -> int:
 
 
 def is_persistent(launch: Launch, device: DeviceSpec) -> bool:
-    """Whether a grid is as large as the board it ran on: its blocks loop over the work, and another board gets fewer.
+    """True if a grid is as large as the board it ran on: its blocks loop over the work, and another board gets fewer.
 
     That is a grid that all units hold at once, as many blocks each, and of which hardly one lacks.
 
@@ -106,7 +106,7 @@ def is_persistent(launch: Launch, device: DeviceSpec) -> bool:
 
 
 def _fills(launch: Launch, device: DeviceSpec) -> bool:
-    """Whether a grid leaves no unit idle in its last wave: libraries split sums so that products do."""
+    """True if a grid leaves no unit idle in its last wave: libraries split sums so that products do."""
     return launch.blocks >= EVEN_GRID * _rounded(launch.blocks, device.unit_count)
 
 
@@ -122,7 +122,7 @@ def sustained_rate(device: DeviceSpec, dtype: str, *, products: bool) -> float:
 
 
 def memory_share(intensity: float, ridge: float) -> float:
-    """How far bandwidth decides a kernel of so many FLOP a byte: Habitat's gamma, from 1 by way of 0.5 to 0.
+    """Influence of bandwidth on a kernel of so many FLOP a byte: Habitat's gamma, from 1 by way of 0.5 to 0.
 
     Args:
         intensity: arithmetic of the kernel, FLOP a byte.
@@ -161,10 +161,10 @@ def wave_ratio(
 
 def habitat_ratio(source: DeviceSpec, target: DeviceSpec, launch: Launch, *, share: float = 1.0) -> float:
     """Time on `target` over time on `source` by Habitat's equation (1), from sustained bandwidths and clocks."""
-    here, there = wave_blocks(launch, source), wave_blocks(launch, target)
-    waves = -(-launch.blocks // there) / -(-launch.blocks // here)
+    source_wave, target_wave = wave_blocks(launch, source), wave_blocks(launch, target)
+    waves = -(-launch.blocks // target_wave) / -(-launch.blocks // source_wave)
     clocks = source.clocks.sustained_hz / target.clocks.sustained_hz
-    return float(waves * (_bandwidths(source, target) * there / here) ** share * clocks ** (1 - share))
+    return float(waves * (_bandwidths(source, target) * target_wave / source_wave) ** share * clocks ** (1 - share))
 
 
 def _bandwidths(source: DeviceSpec, target: DeviceSpec) -> float:

@@ -1,11 +1,11 @@
-"""What an operator computes, as operators that Roller can price, with its arithmetic and the bytes it cannot avoid."""
+"""Work of an operator as operators that Roller can price, with its arithmetic and the bytes it cannot avoid."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
+#: Pass of an operator. A convolution's gradients of its data and of its weights are two passes.
 Direction = Literal["forward", "backward", "backward data", "backward weights"]
 
 #: Kinds of work that multiply matrices, by matrix units where a board has any.
@@ -81,7 +81,7 @@ class WorkPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one call of an operator computes.
+    """Work of one call of an operator.
 
     Attributes:
         kind: ``convolution``, ``matrix product``, ``element-wise``...

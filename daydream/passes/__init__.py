@@ -21,7 +21,7 @@ from daydream.graph.graph import TaskGraph
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pass made.
+    """Result of a pass.
 
     Attributes:
         graph: the changed one.

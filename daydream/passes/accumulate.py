@@ -85,11 +85,11 @@ def accumulate(graph: TaskGraph, *, steps: int = 4, grow: bool = False, memory_g
     else:
         notes.append("nothing tells the gradients' sizes: adding them costs nothing")
     after = None if before is None else _accumulated(before, 1 if grow else steps)
-    changed, told, gain = changed_memory(edit.apply(), before, after)
-    whole = f"{steps} micro-batches a step, " + (
+    changed, memory_notes, gain = changed_memory(edit.apply(), before, after)
+    summary = f"{steps} micro-batches a step, " + (
         "as large as the batch was" if grow else f"each 1/{steps} of the batch"
     )
-    return Outcome(changed, (whole, *notes, *told), gain)
+    return Outcome(changed, (summary, *notes, *memory_notes), gain)
 
 
 def _repeated(graph: TaskGraph) -> Ints:
@@ -143,7 +143,7 @@ class _Additions:
     Attributes:
         gradients: of every step.
         rate: bytes moved a microsecond.
-        call_us: host time of one, beside that.
+        call_us: host time of one, in addition.
     """
 
     gradients: dict[int, tuple[ParameterGradient, ...]]
@@ -197,7 +197,7 @@ def _board_rate(graph: TaskGraph) -> float:
 
 
 def _update_rate(graph: TaskGraph, size: float) -> float:
-    """What a host reaches: the bytes that an update moves, as far as they go by the gradients' size, over its time."""
+    """Rate of a host: the bytes that an update moves, as far as they go by the gradients' size, over its time."""
     rows = np.flatnonzero((graph.phase == Phase.UPDATE) & (graph.mark == Mark.NONE))
     longest = max(
         np.bincount(np.maximum(graph.step[rows], 0), (graph.duration_us + graph.gap_us)[rows]).tolist(), default=0.0
@@ -211,7 +211,7 @@ def _update_rate(graph: TaskGraph, size: float) -> float:
 
 def _accumulated(memory: HeldMemory, parts: int) -> HeldMemory:
     """The last micro-batch: what the batch makes is smaller, and the gradients of those before it are there already."""
-    held = []
+    holdings = []
     count = len(memory.events)
     # An allocator rounds up what a recording tells of.
     sizes = {each.bytes for each in memory.held if each.kind is MemoryKind.GRADIENTS}
@@ -222,15 +222,15 @@ def _accumulated(memory: HeldMemory, parts: int) -> HeldMemory:
             # What the step before left is gone before the first micro-batch.
             continue
         if each.kind is MemoryKind.GRADIENTS and each.born != NONE:
-            held.append(replace(each, born=NONE))
-            held.append(replace(each, died=min(each.born + 1, each.died), kind=MemoryKind.TEMPORARY))
+            holdings.append(replace(each, born=NONE))
+            holdings.append(replace(each, died=min(each.born + 1, each.died), kind=MemoryKind.TEMPORARY))
         elif each.kind in _OF_BATCH and NONE < each.born <= backward and not _of_weights(each, weights):
-            held.append(replace(each, bytes=each.bytes / parts))
+            holdings.append(replace(each, bytes=each.bytes / parts))
         else:
-            held.append(each)
-    return replace(memory, held=tuple(held))
+            holdings.append(each)
+    return replace(memory, held=tuple(holdings))
 
 
 def _of_weights(each: Held, weights: set[float]) -> bool:
-    """Whether it is as large as a gradient, and so no part of the batch."""
+    """True if it is as large as a gradient, and so no part of the batch."""
     return each.kind is MemoryKind.TEMPORARY and each.bytes in weights

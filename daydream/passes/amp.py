@@ -140,20 +140,20 @@ def amp(
         note = "the products of the step compute in 16 bits already: it has mixed precision, and stays as it is"
         return Outcome(graph, (note, *notes))
     if single:
-        chosen, kept = _without_single(graph, chosen)
-        notes = [*kept, *notes]
+        chosen, single_notes = _without_single(graph, chosen)
+        notes = [*single_notes, *notes]
     factor = _factors(graph, chosen, compute_factor, memory_factor, tf32_factor)
     if spec is not None:
         _bound_by_latency(graph, chosen, spec, factor, memory_factor)
     if spec is not None and (by_price == "yes" or (by_price == "auto" and compute_factor == _COMPUTE)):
         notes += _use_prices(graph, chosen, spec, factor, tensor_cores != "no", products_alone=by_price == "auto")
     changed = _with_collectives(graph.scaled(chosen.rows, 1 / factor), communication_factor, notes)
-    notes = [*_told(graph, chosen, factor), *notes]
+    notes = [*_speed_notes(graph, chosen, factor), *notes]
     if spec is not None and len(chosen.rows):
         changed = _with_additions(changed, chosen, spec, notes, casts=casts, scaler=scaler)
     before = memory_of(graph)
-    changed, told, gain = changed_memory(changed, before, before and halved(graph, before, single))
-    return Outcome(changed, (*notes, *told), gain)
+    changed, memory_notes, gain = changed_memory(changed, before, before and halved(graph, before, single))
+    return Outcome(changed, (*notes, *memory_notes), gain)
 
 
 def _by_price(price: str | bool) -> str:
@@ -224,9 +224,9 @@ def _single(graph: TaskGraph, rows: Ints) -> NDArray[np.bool_]:
     by_name = np.array([bool(SINGLE.search(text)) for text in graph.names] or [False], np.bool_)[graph.name[rows]]
     if graph.trace is None:
         return by_name
-    kept = np.array([keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
+    keeps_by_name = np.array([keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
     operator = graph.operator[rows]
-    return np.where(operator == NONE, by_name, kept[graph.trace.name[operator]])
+    return np.where(operator == NONE, by_name, keeps_by_name[graph.trace.name[operator]])
 
 
 def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[str]]:
@@ -244,7 +244,7 @@ def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[st
 
 
 def _gains(call: CallPrice) -> bool:
-    """Whether an operator has float32 tensors to make smaller; where nothing is known, it does."""
+    """True if an operator has float32 tensors to make smaller; where nothing is known, it does."""
     return call.work.dtype == "float32" if call.work is not None else not call.reason.startswith("elements of type")
 
 
@@ -318,8 +318,8 @@ def _at_power_limit(spec: DeviceSpec) -> DeviceSpec:
     return msgspec.structs.replace(spec, throughput=tuple(limited(rate) for rate in spec.throughput))
 
 
-def _told(graph: TaskGraph, chosen: _Chosen, factor: Floats) -> list[str]:
-    """What was chosen, how, and how much shorter it is."""
+def _speed_notes(graph: TaskGraph, chosen: _Chosen, factor: Floats) -> list[str]:
+    """Notes on the choice of kernels, its rules, and the time it saves."""
     notes = []
     for title, of_kind in (("compute", chosen.compute), ("memory", ~chosen.compute)):
         before = graph.duration_us[chosen.rows[of_kind]]
@@ -331,8 +331,8 @@ def _told(graph: TaskGraph, chosen: _Chosen, factor: Floats) -> list[str]:
             f" ({by_model} by their operators' sizes, {of_kind.sum() - by_model} by name)"
         )
     kernels = (graph.kind == TaskKind.KERNEL) & graph.on_gpu
-    kept = int(kernels.sum()) - len(chosen.rows)
-    return [*notes, f"{kept} kernels keep their durations: update, half precision, integers, float32, collectives"]
+    unchanged = int(kernels.sum()) - len(chosen.rows)
+    return [*notes, f"{unchanged} kernels keep their durations: update, half precision, integers, float32, collectives"]
 
 
 def _with_collectives(graph: TaskGraph, factor: float, notes: list[str]) -> TaskGraph:

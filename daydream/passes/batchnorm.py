@@ -33,7 +33,7 @@ def restructure_batchnorm(
     ``host=operator`` also with the CPU time of their operators. Affected are the ReLUs whose input a batch norm
     wrote just before them (4.5.1); algorithm 5 as printed removes every ReLU, as does ``only_adjacent=no``: one
     behind a residual sum still has that sum to read. The backward kernel of a ReLU is found by its layer, or
-    by its place in the reversed order. Kernels are told by name, operator or layer.
+    by its place in the reversed order. Kernels are recognised by name, operator or layer.
 
     What the affected ReLUs write is not held for the backward pass, whose convolutions make it anew from the input of
     the batch norm.
@@ -63,8 +63,8 @@ def restructure_batchnorm(
         f"{len(gone)} of {total} ReLU kernels removed: {graph.duration_us[gone].sum() / 1000:.3f} ms less",
     )
     after = None if before is None else without(before, _fused_maps(graph, role, gone, before))
-    changed, told, gain = changed_memory(edit.apply(), before, after)
-    return Outcome(changed, (*notes, *told), gain)
+    changed, memory_notes, gain = changed_memory(edit.apply(), before, after)
+    return Outcome(changed, (*notes, *memory_notes), gain)
 
 
 def _fused_maps(graph: TaskGraph, role: Ints, gone: Ints, memory: HeldMemory) -> Iterator[Held]:

@@ -124,7 +124,7 @@ def _begin(edit: Edit, firsts: list[Ints], loading: Mask) -> None:
 
 
 def _rehang(edit: Edit, batches: list[Ints], taken: list[int]) -> None:
-    """What other threads had to do with loading on the main thread, they have to do with the hand-over.
+    """Dependencies of other threads on loading in the main thread, moved to the hand-over.
 
     Only what loading itself begins, a kernel that decodes for instance, and then waits for is not waited for: the
     hand-over begins it.

@@ -30,7 +30,7 @@ from hal.support.errors import InputError
 #: The channel on which collectives run: one, as NCCL runs those of a communicator one after another.
 NETWORK = Thread(kind=ThreadKind.CHANNEL, label="network")
 
-#: CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100.
+#: CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls on the host of a V100.
 CALL_US = 42.0
 
 #: DDP's `bucket_cap_mb`, MiB.
@@ -111,13 +111,13 @@ def ddp(
 
 @dataclass(frozen=True)
 class AllReduceCost:
-    """What an all-reduce among so many workers takes: by a ring's formula, or by the model of NCCL on a node.
+    """Cost of an all-reduce among so many workers: by a ring's formula, or by the model of NCCL on a node.
 
     Attributes:
         workers: how many take part.
         bandwidth: of a worker's bus, GB/s; not used with a node.
         latency_us: of one step of the ring; not used with a node.
-        slower: by what factor it takes longer beside kernels.
+        slower: factor by which it takes longer while kernels run.
         node: where the workers are.
     """
 
@@ -144,8 +144,10 @@ class AllReduceCost:
             return np.array([self.us(size) for size in sizes.ravel()]).reshape(sizes.shape)
         from roller.library.collectives import collective_seconds
 
-        told = collective_seconds("all_reduce", np.maximum(sizes, 1.0), self.workers, self.node, dtype="float32")
-        return np.where(sizes < 1, 0.0, told.kernel_seconds * 1e6 * self.slower)
+        library_times = collective_seconds(
+            "all_reduce", np.maximum(sizes, 1.0), self.workers, self.node, dtype="float32"
+        )
+        return np.where(sizes < 1, 0.0, library_times.kernel_seconds * 1e6 * self.slower)
 
 
 def buckets(
@@ -172,7 +174,7 @@ def buckets(
 
 @dataclass(frozen=True)
 class Grouping:
-    """How gradients are put in buckets: by name as recorded, or by size.
+    """Way of putting gradients in buckets: by name as recorded, or by size.
 
     Attributes:
         recorded: number of the bucket by name of the gradient; empty without a recorded list.
@@ -253,18 +255,20 @@ class _Insertion:
 def _reprice(graph: TaskGraph, recorded: Ints, cost: AllReduceCost, existing: str) -> Outcome:
     """Durations by the formula for all-reduces that the trace holds; those of unknown size keep theirs."""
     others = len(recorded_collectives(graph)) - len(recorded)
-    held = f"the trace already holds {len(recorded)} all-reduces"
+    recorded_text = f"the trace already holds {len(recorded)} all-reduces"
     untouched = (f"{others} other collectives stay as recorded",) if others else ()
     if existing == "keep":
-        return Outcome(tied(graph, recorded), (f"{held}: they stay as recorded", *untouched))
+        return Outcome(tied(graph, recorded), (f"{recorded_text}: they stay as recorded", *untouched))
     sizes = message_bytes(graph, recorded)
     priced = recorded[~np.isnan(sizes)]
     if not len(priced):
-        raise InputError("ddp: existing", f"{held} of unknown size", "write existing=keep, or record with shapes")
+        raise InputError(
+            "ddp: existing", f"{recorded_text} of unknown size", "write existing=keep, or record with shapes"
+        )
     durations: Floats = np.array([cost.us(size) for size in sizes[~np.isnan(sizes)]])
     before = float(graph.duration_us[priced].sum()) / 1e3
     notes = [
-        f"{held}: they stay in place and take what the formula gives for {cost.workers} workers "
+        f"{recorded_text}: they stay in place and take what the formula gives for {cost.workers} workers "
         f"{cost.where}, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
         + (f", {cost.slower - 1:.0%} slower beside kernels" if cost.slower > 1 else "")
     ]

@@ -151,7 +151,7 @@ class _Kernels:
             self._add("DGC decompress", decompress_us, row, after=row)
 
     def _add(self, name: str, duration_us: float, row: int, after: int | None = None, before: int | None = None) -> int:
-        """A kernel beside a GPU task, with its launch beside that task's."""
+        """A kernel next to a GPU task, with its launch next to that task's."""
         graph = self.edit.graph
         beside = after if after is not None else before
         assert beside is not None

@@ -66,10 +66,10 @@ def fused_optimizer(
     if duration == "traffic":
         moves = named(graph, is_elementwise) & ~named(graph, is_fused_optimizer)
         work[moves] *= ratio
-    kept = [np.sort(rows[graph.step[rows] == step])[:kernels] for step in np.unique(graph.step[rows])]
-    remain = np.concatenate(kept)
+    rows_by_step = [np.sort(rows[graph.step[rows] == step])[:kernels] for step in np.unique(graph.step[rows])]
+    remain = np.concatenate(rows_by_step)
     edit = Edit(renamed(graph, remain, "fused optimizer"))
-    for of_group in kept:
+    for of_group in rows_by_step:
         total = work[rows[graph.step[rows] == graph.step[of_group[0]]]].sum()
         edit.set("duration_us", of_group, total / len(of_group))
     edit.set("kind", remain, TaskKind.KERNEL)
@@ -77,10 +77,10 @@ def fused_optimizer(
     idle = idle_hosts(graph, np.setdiff1d(rows, remain))
     edit.remove(idle)
     _drop_launches(edit, np.setdiff1d(rows, remain))
-    for first in (step_rows[0] for step_rows in kept):
+    for first in (step_rows[0] for step_rows in rows_by_step):
         _leave_host_time(edit, int(first), host_us)
     before, after = graph.duration_us[rows].sum(), work[rows].sum()
-    steps = len(kept)
+    steps = len(rows_by_step)
     notes = [
         f"{len(rows)} kernels of the weight update in {steps} steps became {len(remain)}; "
         f"their GPU time went from {before / steps / 1000:.3f} to {after / steps / 1000:.3f} ms a step",
@@ -93,8 +93,8 @@ def fused_optimizer(
         notes.append(f"element-wise kernels move {ratio:.2f} of their bytes")
     before_bytes = memory_of(graph)
     after_bytes = None if before_bytes is None else _without_temporaries(before_bytes)
-    changed, told, gain = changed_memory(edit.apply(), before_bytes, after_bytes)
-    return Outcome(changed, (*notes, *told), gain)
+    changed, memory_notes, gain = changed_memory(edit.apply(), before_bytes, after_bytes)
+    return Outcome(changed, (*notes, *memory_notes), gain)
 
 
 def _without_temporaries(memory: HeldMemory) -> HeldMemory:

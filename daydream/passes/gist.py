@@ -85,13 +85,13 @@ def gist(
         _reduce(graph, calls, inserts, sizes, coded, dpr_factor)
     before = memory_of(graph)
     after = None if before is None else encoded(before, _absences(graph, before, sizes.maps))
-    changed, told, gain = changed_memory(inserts.edit.apply(), before, after)
+    changed, memory_notes, gain = changed_memory(inserts.edit.apply(), before, after)
     counted = ", ".join(f"{count} {name}" for name, count in sorted(inserts.count.items()))
     notes = (
         f"inserted {counted}" if counted else "no ReLU is followed by pooling or a convolution",
         f"{inserts.total_us / 1000:.3f} ms of GPU time added in all steps",
     )
-    return Outcome(changed, (*notes, *told), gain)
+    return Outcome(changed, (*notes, *memory_notes), gain)
 
 
 @dataclass
@@ -162,9 +162,9 @@ class _Sizes:
         return input_bytes(self.graph, [run], _OPERATORS[role])[0]
 
     def pooled(self, relu: LayerRun, reader: LayerRun) -> float:
-        """What a pooled map that a convolution reads is of the ReLU's."""
-        whole, part = self.of(Role.RELU, relu), self.of(Role.CONVOLUTION, reader)
-        return part / whole if whole and part else _POOLED
+        """Size of a pooled map that a convolution reads over that of the ReLU's."""
+        relu_bytes, part = self.of(Role.RELU, relu), self.of(Role.CONVOLUTION, reader)
+        return part / relu_bytes if relu_bytes and part else _POOLED
 
     def keep(self, role: Role, run: LayerRun, back: LayerRun | None, code: str) -> None:
         """The input of a call is encoded."""

@@ -78,7 +78,7 @@ class _Copies:
         }
 
     def copy(self, label: str, size: float, *, behind: int, beside: int) -> int:
-        """A copy that may start when task `behind` has ended (-1: at once), launched beside the call of `beside`."""
+        """A copy that may start when task `behind` has ended (-1: at once), launched next to the call of `beside`."""
         graph = self.edit.graph
         place = {"phase": int(graph.phase[beside]), "layer": int(graph.layer[beside]), "step": int(graph.step[beside])}
         side = {"after": beside} if behind == beside else {"before": beside}
@@ -105,8 +105,8 @@ class _Copies:
 
 
 def _states(graph: TaskGraph, memory: HeldMemory | None, copies: _Copies, size: float) -> Outcome:
-    held = [] if memory is None else [each for each in memory.held if each.kind is MemoryKind.OPTIMIZER]
-    size = size or sum(each.bytes for each in held)
+    states = [] if memory is None else [each for each in memory.held if each.kind is MemoryKind.OPTIMIZER]
+    size = size or sum(each.bytes for each in states)
     if not size:
         raise InputError("state-mb", "the trace does not tell the size of optimizer states", "give it in MB")
     gone = NONE
@@ -128,12 +128,12 @@ def _states(graph: TaskGraph, memory: HeldMemory | None, copies: _Copies, size: 
     after = None
     if memory is not None:
         begin = int(memory.moments(Phase.BACKWARD).max(initial=NONE)) + 1
-        instead = [replace(each, born=max(each.born, begin)) for each in held]
-        after = without(memory, held, [each for each in instead if each.born <= each.died])
-    changed, told, gain = changed_memory(copies.edit.apply(), memory, after)
+        instead = [replace(each, born=max(each.born, begin)) for each in states]
+        after = without(memory, states, [each for each in instead if each.born <= each.died])
+    changed, memory_notes, gain = changed_memory(copies.edit.apply(), memory, after)
     ms = size / copies.rate / 1e3
     note = f"optimizer states of {size / 1e6:.1f} MB come and go in {count} steps: {ms:.3f} ms each way"
-    return Outcome(changed, (note, *told), gain)
+    return Outcome(changed, (note, *memory_notes), gain)
 
 
 def _gpu(graph: TaskGraph, phase: Phase, step: int) -> Ints:
@@ -181,10 +181,10 @@ def _maps(graph: TaskGraph, memory: HeldMemory | None, copies: _Copies, wanted: 
         ]
         after = without(after, each.held, [piece for piece in pieces if piece.born <= piece.died])
     size = sum(each.bytes for each in moved[1:])
-    changed, told, gain = changed_memory(copies.edit.apply(), memory, after)
+    changed, memory_notes, gain = changed_memory(copies.edit.apply(), memory, after)
     ms = size / copies.rate / 1e3
     note = f"maps of {len(moved) - 1} layers, {size / 1e6:.1f} MB a step, come and go: {ms:.3f} ms each way"
-    return Outcome(changed, (note, *told), gain)
+    return Outcome(changed, (note, *memory_notes), gain)
 
 
 def _away(copies: _Copies, each: _Layer, step: int) -> int:
@@ -217,17 +217,17 @@ def _layers(graph: TaskGraph, memory: HeldMemory, wanted: str | None) -> Iterato
     """The layers behind which maps can go, with those maps, and GPU tasks in both passes."""
     fitting = set(np.flatnonzero(matching(graph.layers, wanted or "")).tolist())
     behind = _following(graph, memory)
-    held: dict[int, list[Held]] = {}
+    maps_by_layer: dict[int, list[Held]] = {}
     for each in memory.held:
         freeing = int(memory.layer[each.died]) if each.died < len(memory.events) else NONE
         if each.kind is MemoryKind.FEATURE_MAPS and each.born != NONE and freeing in fitting and freeing in behind:
-            held.setdefault(behind[freeing], []).append(each)
+            maps_by_layer.setdefault(behind[freeing], []).append(each)
     rows: dict[int, dict[int, tuple[list[int], list[int]]]] = {}
     for step in range(len(graph.steps)):
         for place, phase in enumerate((Phase.FORWARD, Phase.BACKWARD)):
             for row in _gpu(graph, phase, step).tolist():
                 rows.setdefault(int(graph.layer[row]), {}).setdefault(step, ([], []))[place].append(row)
-    for layer, maps in held.items():
+    for layer, maps in maps_by_layer.items():
         ends = {
             step: (max(first), min(second)) for step, (first, second) in rows.get(layer, {}).items() if first and second
         }
@@ -235,6 +235,6 @@ def _layers(graph: TaskGraph, memory: HeldMemory, wanted: str | None) -> Iterato
         if not ends or not all(len(each) for each in moments):
             continue
         end, again = int(moments[0].max()), int(moments[1].min())
-        kept = tuple(each for each in maps if each.born <= end and each.died >= again)
-        if kept:
-            yield _Layer(layer=layer, held=kept, rows=ends)
+        movable = tuple(each for each in maps if each.born <= end and each.died >= again)
+        if movable:
+            yield _Layer(layer=layer, held=movable, rows=ends)

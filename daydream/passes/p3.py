@@ -112,7 +112,7 @@ class _Network:
     latency_us: float
 
     def is_local(self, number: int) -> bool:
-        """Whether this machine's own server has the slice: servers take turns, ours first (algorithm 7, line 12)."""
+        """True if this machine's own server has the slice: servers take turns, ours first (algorithm 7, line 12)."""
         return not self.servers and number % self.workers == 0
 
     def push_us(self, size: float) -> float:
@@ -132,7 +132,7 @@ class _Network:
         return transfer_us(size * (self.workers - 1), self.bandwidth)
 
     def gathering_us(self, size: float) -> float:
-        """How long after our push the server has the slice of every other worker."""
+        """Time from our push until the server has the slice of every other worker."""
         return self.latency_us if self.servers else self.latency_us + (self.workers - 2) * self.once_us(size)
 
     def busy_us(self, size: float) -> float:
@@ -142,7 +142,7 @@ class _Network:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What waits for a step's gradients: by layer the rows of the next forward pass, and those for all the rest."""
+    """Tasks behind a step's gradients: by layer the rows of the next forward pass, and those for all the rest."""
 
     layers: dict[int, int]
     rest: list[int]
@@ -191,9 +191,9 @@ class _Insertion:
     def _cut(self, size: float) -> list[float]:
         if not self.slice_bytes or size <= self.slice_bytes:
             return [size]
-        whole = int(size // self.slice_bytes)
-        remainder = size - whole * self.slice_bytes
-        return [self.slice_bytes] * whole + [remainder] * (remainder > 0)
+        slice_count = int(size // self.slice_bytes)
+        remainder = size - slice_count * self.slice_bytes
+        return [self.slice_bytes] * slice_count + [remainder] * (remainder > 0)
 
     def _slice(self, gradient: ParameterGradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
         """One slice: its push once the gradient is ready, its pull, and who waits."""

@@ -92,13 +92,13 @@ def port(graph: TaskGraph, *, device: str, from_: str = "auto", whole_waves: boo
         raise InputError("port", "the graph has no task on a GPU", "record a step that runs on one")
     changes, unpriced = _kernels(graph, source, target, whole_waves)
     changes.append(_copies(graph, source, target))
-    collectives, kept = _collectives(graph, source, target)
+    collectives, collective_notes = _collectives(graph, source, target)
     changes.append(collectives)
     durations = graph.duration_us.copy()
     for change in changes:
         durations[change.rows] *= change.factor
     changed = graph.with_durations(np.arange(len(graph)), durations)
-    notes += [*_told(graph, changed, changes), *kept]
+    notes += [*_rule_notes(graph, changed, changes), *collective_notes]
     notes += [f"{count} calls have no prices: {reason}" for reason, count in unpriced.most_common(_MOST_REASONS)]
     notes.append("host times, copies to and from the host, names and grids of kernels stay as recorded")
     return Outcome(_as_recorded_on(changed, target, device), tuple(notes))
@@ -147,15 +147,15 @@ def _kernels(
     rows = np.flatnonzero(kinds & graph.on_gpu & (graph.mark == Mark.NONE))
     no_library = ""
     try:
-        here, there = price(graph, rows, source, "library"), price(graph, rows, target, "library")
+        source_prices, target_prices = price(graph, rows, source, "library"), price(graph, rows, target, "library")
     except InputError as error:
         no_library = error.problem
-        here = there = describe_calls(graph, rows, source)
+        source_prices = target_prices = describe_calls(graph, rows, source)
     priced_rows: list[Ints] = []
     ratios: list[float] = []
     unpriced = Counter[str]()
     scaled = _Scaled()
-    for before, after in zip(here.calls, there.calls, strict=True):
+    for before, after in zip(source_prices.calls, target_prices.calls, strict=True):
         ratio = no_library or _price_ratio(graph, before, after)
         if isinstance(ratio, float):
             priced_rows.append(before.rows)
@@ -196,18 +196,18 @@ def _scale_call(
     for row in call.rows.tolist():
         name, event = graph.text(row), int(graph.event[row])
         launch = launch_of(graph.trace.arguments[event]) if graph.trace is not None and event != NONE else None
-        share, dtype, products, known = _boundedness(name, call.work, source)
+        share, dtype, products, has_work = _boundedness(name, call.work, source)
         if whole_waves and launch is not None:
             ratio = habitat_ratio(source, target, launch, share=share)
         else:
             ratio = wave_ratio(source, target, share=share, dtype=dtype, products=products, launch=launch)
         scaled.rows.append(row)
-        scaled.rules.append(_rule(known, launch, share))
+        scaled.rules.append(_rule(has_work, launch, share))
         scaled.factors.append(_factor(float(graph.duration_us[row]), ratio, source, target))
 
 
 def _boundedness(name: str, work: Work | None, source: DeviceSpec) -> tuple[float, str, bool, bool]:
-    """How far bandwidth decides a kernel, its type, whether it multiplies matrices, and whether sizes say so."""
+    """Influence of bandwidth on a kernel, its type, whether it multiplies matrices, and whether sizes say so."""
     dtype = "float16" if is_narrow(name) else "tfloat32" if TF32.search(name) else "float32"
     if is_auxiliary(name):
         return 1.0, dtype, False, work is not None
@@ -220,9 +220,9 @@ def _boundedness(name: str, work: Work | None, source: DeviceSpec) -> tuple[floa
     return memory_share(work.flops / max(work.bytes, 1.0), ridge), dtype, products, True
 
 
-def _rule(known: bool, launch: Launch | None, share: float) -> str:
+def _rule(has_work: bool, launch: Launch | None, share: float) -> str:
     bound = (
-        "by their operators' FLOP a byte" if known else "bound by memory" if share else "bound by arithmetic by name"
+        "by their operators' FLOP a byte" if has_work else "bound by memory" if share else "bound by arithmetic by name"
     )
     return f"wave scaling, {bound}" + ("" if launch is not None else ", launch not recorded")
 
@@ -231,11 +231,11 @@ def _factor(duration_us: float, ratio: float, source: DeviceSpec, target: Device
     """Time there over time here of a task whose part beyond that of an empty kernel takes `ratio` times as long."""
     from roller.library.elementwise import kernel_seconds_floor
 
-    here, there = (kernel_seconds_floor(board) * 1e6 for board in (source, target))
-    if duration_us <= here:
-        return there / here
+    source_floor, target_floor = (kernel_seconds_floor(board) * 1e6 for board in (source, target))
+    if duration_us <= source_floor:
+        return target_floor / source_floor
     # Exactly 1 where nothing differs: a recording ported to its own board stays as it is to the bit.
-    return (duration_us + (there - here) + (duration_us - here) * (ratio - 1)) / duration_us
+    return (duration_us + (target_floor - source_floor) + (duration_us - source_floor) * (ratio - 1)) / duration_us
 
 
 # Copies and collectives
@@ -252,14 +252,14 @@ def _copies(graph: TaskGraph, source: DeviceSpec, target: DeviceSpec) -> _Change
 def _collectives(graph: TaskGraph, source: DeviceSpec, target: DeviceSpec) -> tuple[_Change, list[str]]:
     """The collectives of streams that both boards' usual nodes have a time for, and why others stay."""
     rows = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) & graph.on_gpu & (graph.mark == Mark.NONE))
-    factors, chosen, kept = [], [], Counter[str]()
+    factors, chosen, reasons = [], [], Counter[str]()
     for row, size in zip(rows.tolist(), message_bytes(graph, rows).tolist(), strict=True):
         try:
             factors.append(_collective_ratio(graph, row, size, source, target))
             chosen.append(row)
         except InputError as error:
-            kept[error.problem] += 1
-    notes = [f"{count} collectives stay: {reason}" for reason, count in kept.most_common(_MOST_REASONS)]
+            reasons[error.problem] += 1
+    notes = [f"{count} collectives stay: {reason}" for reason, count in reasons.most_common(_MOST_REASONS)]
     rule = "ratio of modelled times in the boards' usual nodes, being collectives"
     return _Change(rule, np.array(chosen, np.int64), np.array(factors, np.float64)), notes
 
@@ -276,15 +276,15 @@ def _collective_ratio(graph: TaskGraph, row: int, size: float, source: DeviceSpe
     ranks = _ranks(graph, row)
     if not kind or not ranks or not size >= 1:
         raise InputError("collective", "kind, size or ranks not recorded", "record with a newer profiler")
-    whole = size * ranks if kind == "all_gather" else size
+    full_size = size * ranks if kind == "all_gather" else size
     times = [
-        float(collective_seconds(kind, whole, ranks, node_for(board)).kernel_seconds) for board in (source, target)
+        float(collective_seconds(kind, full_size, ranks, node_for(board)).kernel_seconds) for board in (source, target)
     ]
     return times[1] / times[0]
 
 
 def _ranks(graph: TaskGraph, row: int) -> int:
-    """How many ranks take part: the kernel's group, else all of the training; 0 where nothing says."""
+    """Number of ranks that take part: the kernel's group, else all of the training; 0 where nothing says."""
     if graph.trace is None:
         return 0
     count = collective_arguments(graph, row).get("Group size") or graph.trace.distributed.get("world_size")
@@ -294,14 +294,14 @@ def _ranks(graph: TaskGraph, row: int) -> int:
 # Notes
 
 
-def _told(graph: TaskGraph, changed: TaskGraph, changes: Sequence[_Change]) -> list[str]:
+def _rule_notes(graph: TaskGraph, changed: TaskGraph, changes: Sequence[_Change]) -> list[str]:
     """For each rule how many tasks follow it, their share of the GPU's time, and what they take before and after."""
-    whole = float(graph.duration_us[graph.on_gpu].sum())
+    total_us = float(graph.duration_us[graph.on_gpu].sum())
     notes = []
     for change in changes:
         if len(change.rows):
             before, after = (float(each.duration_us[change.rows].sum()) for each in (graph, changed))
-            share = f", {before / whole:.1%} of the GPU's time," if whole > 0 else ""
+            share = f", {before / total_us:.1%} of the GPU's time," if total_us > 0 else ""
             notes.append(
                 f"{len(change.rows)} tasks of {before / 1e3:.1f} ms{share} take {after / 1e3:.1f} ms: {change.rule}"
             )

@@ -31,7 +31,7 @@ def rebucket(
     what follows the backward pass waits for all.
 
     Assumptions: workers are alike; what they compute does not change, nor do DDP's copies to and from buckets; gloo
-    works beside the computation without taking its cores. An all-reduce takes 2 (n-1)/n S / `bandwidth` (GB/s) and
+    works during the computation without taking its cores. An all-reduce takes 2 (n-1)/n S / `bandwidth` (GB/s) and
     2 (n-1) times `latency_us`: measure both where it shall run, for they depend on the number of workers where these
     share a network.
 
@@ -42,7 +42,7 @@ def rebucket(
     check_not_negative("rebucket", latency_us=latency_us, bucket_mb=bucket_mb, first_bucket_mb=first_bucket_mb)
     later_mb = bucket_mb or USUAL_BUCKET_MB
     first_mb = first_bucket_mb or (bucket_mb or 1.0)
-    found: list[list[list[ParameterGradient]]] = []
+    groups_by_step: list[list[list[ParameterGradient]]] = []
 
     def change(part: TaskGraph, joined: bool) -> TaskGraph:
         stripped = without_exchange(part, copies=False)
@@ -50,7 +50,7 @@ def rebucket(
         exchange = Exchange(stripped.graph, joined)
         for of_step in gradients.steps.values():
             groups = buckets(of_step, first_mb * MEBIBYTE, later_mb * MEBIBYTE)
-            found.append(groups)
+            groups_by_step.append(groups)
             waiting = behind_backward(stripped.graph, of_step)
             for number, group in enumerate(groups):
                 size = sum(gradient.bytes for gradient in group)
@@ -64,7 +64,7 @@ def rebucket(
         return replace(exchange.edit.apply(), workers=workers)
 
     changed = on_every_rank("rebucket", graph, change)
-    largest = max(found, key=len)
+    largest = max(groups_by_step, key=len)
     sizes = [sum(gradient.bytes for gradient in group) for group in largest]
     total = sum(all_reduce_us(size, workers, bandwidth, latency_us) for size in sizes)
     note = (

@@ -89,8 +89,8 @@ def recompute(
         f"{len(added) / steps:g} of {len(chosen)} blocks a step run forward again: {len(gpu) / steps:g} GPU tasks of "
         f"{graph.duration_us[gpu].sum() / steps / 1e3:.3f} ms, {host / steps / 1e3:.3f} ms of host time"
     )
-    changed, told, gain = changed_memory(edit.apply(), before, after)
-    return Outcome(changed, (note, *told), gain)
+    changed, memory_notes, gain = changed_memory(edit.apply(), before, after)
+    return Outcome(changed, (note, *memory_notes), gain)
 
 
 # Blocks
@@ -246,10 +246,10 @@ def _forgotten(graph: TaskGraph, memory: HeldMemory, layers: frozenset[int]) -> 
     ]  # fmt: skip
     result = _result(graph, memory, maps, end, again)
     forgotten = {id(each) for each in maps}
-    held = [each for each in memory.held if id(each) not in forgotten]
+    holdings = [each for each in memory.held if id(each) not in forgotten]
     for each in maps:
-        held += _twice(each, end=again - 1 if each is result else end, again=again)
-    return replace(memory, held=tuple(held))
+        holdings += _twice(each, end=again - 1 if each is result else end, again=again)
+    return replace(memory, held=tuple(holdings))
 
 
 def _twice(each: Held, end: int, again: int) -> Iterator[Held]:
@@ -259,7 +259,7 @@ def _twice(each: Held, end: int, again: int) -> Iterator[Held]:
 
 
 def _result(graph: TaskGraph, memory: HeldMemory, maps: list[Held], end: int, again: int) -> Held | None:
-    """What the block hands on: what others free before its own gradients begin, else what the next operator reads."""
+    """Result of the block: memory others free before its own gradients begin, else what the next operator reads."""
     passed = [each for each in maps if each.died < again]
     if passed or not maps:
         return max(passed, key=lambda each: each.bytes, default=None)

@@ -125,7 +125,7 @@ def _priced_changes(
 
 
 def _doubts(graph: TaskGraph, calls: Sequence[CallPrice]) -> list[str]:
-    """What prices rest on that the trace does not say, or says otherwise."""
+    """Assumptions of prices that the trace does not confirm, or contradicts."""
     guessed = Counter(call.work.assumed for call in calls if call.work is not None and call.work.assumed)
     notes = [f"{count} calls: {assumed}" for assumed, count in guessed.items()]
     tf32 = sum(algorithm_of([graph.text(row) for row in call.rows.tolist()]) == "TF32" for call in calls)

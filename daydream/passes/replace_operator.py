@@ -37,7 +37,7 @@ def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us:
         InputError: there is no bundle, or none of them computes what was recorded, or nothing says what a call costs.
     """
     kernels = read_bundles(Path(bundle))
-    plan, kept = replacements(graph, kernels, match)
+    plan, unreplaced = replacements(graph, kernels, match)
     if not plan:
         raise InputError("bundle", _nothing(graph), "`daydream operators TRACE` writes those to compile")
     cost = call_us if call_us >= 0 else recorded_call_us(graph)
@@ -49,8 +49,8 @@ def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us:
         kernel = named[0].kernel
         source = "profiled" if kernel.profiled else "predicted"
         notes.append(f"{name}: {count} x {before:.0f} µs take {kernel.seconds * 1e6:.0f} µs, {source}")
-    kept_us = sum(call.duration_us for call in kept)
-    notes.append(f"{len(kept)} calls of {kept_us / 1e3:.2f} ms stay as they are")
+    unreplaced_us = sum(call.duration_us for call in unreplaced)
+    notes.append(f"{len(unreplaced)} calls of {unreplaced_us / 1e3:.2f} ms stay as they are")
     return Outcome(replaced(graph, plan, cost), tuple(notes))
 
 
@@ -77,7 +77,7 @@ def replaced(graph: TaskGraph, plan: Sequence[Replacement], call_us: float) -> T
 
 
 def recorded_call_us(graph: TaskGraph) -> float:
-    """What the recording measured of a custom operator's call, microseconds.
+    """Recorded time of a custom operator's call, microseconds.
 
     Raises:
         InputError: it measured nothing.

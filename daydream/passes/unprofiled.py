@@ -1,4 +1,4 @@
-"""Take the profiler's own cost off: steps as they are when nobody records them."""
+"""Take the profiler's own cost off: steps as they are without a recording."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def vdnn(
     convolutions share is copied for both: a trace does not tell.
 
     Raises:
-        InputError: a number out of range, or no convolution's size can be told.
+        InputError: a number out of range, or no convolution's size is known.
     """
     above_zero("pcie-gbps", pcie_gbps)
     above_zero("memory-gbps", memory_gbps)
@@ -95,8 +95,8 @@ def vdnn(
         copies.of_step(of_step, prefetch_distance, wait_for_offload)
     memory = memory_of(graph)
     after = None if memory is None else elsewhere(memory, _away(graph, memory, layers, prefetch_distance))
-    changed, told, gain = changed_memory(edit.apply(), memory, after)
-    return Outcome(changed, (*_notes(graph, layers, len(pairs), pcie_gbps), *told), gain)
+    changed, memory_notes, gain = changed_memory(edit.apply(), memory, after)
+    return Outcome(changed, (*_notes(graph, layers, len(pairs), pcie_gbps), *memory_notes), gain)
 
 
 def _away(graph: TaskGraph, memory: HeldMemory, layers: list[_Offload], distance: int) -> Iterator[Absence]:
@@ -196,7 +196,7 @@ def _sizes(graph: TaskGraph, runs: list[LayerRun], before: Ints, memory_gbps: fl
 
 
 def _written(graph: TaskGraph, row: int, memory_gbps: float) -> float:
-    """What an element-wise kernel can have written in its time; 0 for any other task."""
+    """Bytes that an element-wise kernel can have written in its time; 0 for any other task."""
     if row == NONE or not (is_elementwise(graph.text(row)) or is_relu(graph.text(row))):
         return 0.0
     return float(graph.duration_us[row]) * memory_gbps * BYTES_PER_US / operands(graph.text(row))

@@ -86,7 +86,7 @@ class CollectiveTimes:
         return self._one(kind, output_bytes * (ranks if kind == "reduce_scatter" else 1), ranks, dtype)
 
     def group_size(self, group_name: object) -> int | None:
-        """How many take part: as ``torch.distributed`` says, else as this was told."""
+        """Number of ranks that take part: as ``torch.distributed`` says, else as given."""
         distributed = private("torch.distributed", "is_initialized")
         if isinstance(group_name, str) and distributed():
             try:

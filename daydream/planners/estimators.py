@@ -40,7 +40,7 @@ COST_MODEL = "operator-level-cost-model"
 
 
 class OnBoard:
-    """What both estimators begin with: the operators of a board that need not be there, and their times.
+    """Base of both estimators: the operators of a board that need not be there, and their times.
 
     Args:
         device: a board's name or its spec.
@@ -148,7 +148,7 @@ def noted_run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | No
 
 
 def entered(stack: ExitStack, enter: Callable[[], Entered]) -> Entered:
-    """What ``enter`` returns; from then on operators are those of a board until the stack is closed."""
+    """Result of ``enter``; from then on operators are those of a board until the stack is closed."""
     stack.enter_context(board_operators())
     try:
         return enter()

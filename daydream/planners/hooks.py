@@ -89,8 +89,8 @@ def _collective(
     ranks = hint(size) if size is not None else collectives.group_size(arguments.get("group_name"))
     if override_size is not None:
         return collectives.of_output(kind, override_size, ranks, given[0].dtype)
-    held = sum(hint(tensor.numel()) * tensor.element_size() for tensor in given)
-    return collectives.of_input(kind, held, ranks, given[0].dtype)
+    input_bytes = sum(hint(tensor.numel()) * tensor.element_size() for tensor in given)
+    return collectives.of_input(kind, input_bytes, ranks, given[0].dtype)
 
 
 # The memory budget
@@ -116,7 +116,7 @@ class BudgetRuntime(CustomRuntimeEstimator):
         return self.times.of_node(node)
 
     def uuid(self) -> str:
-        """What the compiler's cache tells graphs of one board from those of another by."""
+        """Key by which the compiler's cache separates graphs of different boards."""
         return f"roller {hashlib.sha256(repr(self.times.device).encode()).hexdigest()}"
 
 
@@ -159,15 +159,15 @@ class SchedulerTimes(BoardTimes):
         kind = collective_kind(str(kernel.python_kernel_name))
         if kind is None or not kernel.inputs:
             return None
-        held = private("torch._inductor.comm_analysis", "get_collective_input_size_bytes")(kernel)
+        input_bytes = private("torch._inductor.comm_analysis", "get_collective_input_size_bytes")(kernel)
         ranks = self.collectives.group_size(kernel.constant_args[-1])
-        return self.collectives.of_input(kind, held, ranks, kernel.inputs[0].get_dtype())
+        return self.collectives.of_input(kind, input_bytes, ranks, kernel.inputs[0].get_dtype())
 
 
 def origin_of(kernel: Any) -> torch.fx.Node | None:
     """The node of the fx graph that a library's kernel or a template computes; None where that is unknown.
 
-    A product whose result is exchanged in place says that it comes from the exchange; it is told by its name.
+    A product whose result is exchanged in place says that it comes from the exchange; its name shows it.
     """
     nodes = [
         node
@@ -191,9 +191,9 @@ def fused_call(snode: Any) -> Call | None:
     written = {dependency.name for dependency in snode.read_writes.writes}
     reads: list[RecordedTensor] = []
     writes: list[RecordedTensor] = []
-    for name, held in counted.items():
+    for name, size in counted.items():
         dtype = graph.get_dtype(name)
-        elements = int(np.ceil(held / dtype.itemsize))
+        elements = int(np.ceil(size / dtype.itemsize))
         tensor = RecordedTensor((elements,), TYPE_NAMES.get(dtype, str(dtype)), (1,))
         if elements:
             (writes if name in written else reads).append(tensor)

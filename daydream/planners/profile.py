@@ -121,7 +121,7 @@ def _first_type(outputs: Sequence[RecordedTensor]) -> str:
 
 @cache
 def _positional(name: str, overload: str) -> int | None:
-    """How many arguments of an operator come by position; None, all of them, where its schema is not known."""
+    """Number of an operator's arguments that come by position; None, all of them, where its schema is not known."""
     try:
         schema = torch._C._get_schema(name, "" if overload == "default" else overload)
     except RuntimeError:

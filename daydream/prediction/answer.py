@@ -1,4 +1,4 @@
-"""What `daydream predict` says: JSON objects, and tables for the terminal."""
+"""Answers of `daydream predict`: JSON objects, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def print_answer(step: PredictedStep, rows: int) -> None:
 
 
 def print_assumed(step: PredictedStep) -> None:
-    """What the capture had to suppose, a line each."""
+    """Assumptions of the capture, a line each."""
     for sentence in step.capture.assumed:
         print_line(f"assumed: {sentence}")
 
@@ -127,9 +127,9 @@ def _models(step: PredictedStep) -> Table:
     view.columns[0].no_wrap = True
     view.columns[-1].justify, view.columns[-1].no_wrap = "left", False
     for model, share in step.priced_by.items():
-        known = MODEL_ERRORS[model]
-        error = "-" if known.mean is None else f"{100 * known.mean:.0f} %"
-        view.add_row(known.title, _ms(share * step.busy_seconds), percent(share, 1.0), error, known.measured)
+        errors = MODEL_ERRORS[model]
+        error = "-" if errors.mean is None else f"{100 * errors.mean:.0f} %"
+        view.add_row(errors.title, _ms(share * step.busy_seconds), percent(share, 1.0), error, errors.measured)
     return view
 
 
@@ -196,7 +196,7 @@ def module_seconds(step: PredictedStep) -> dict[str, tuple[float, ...]]:
 
 
 def _gigabytes(step: PredictedStep) -> str:
-    """What nvidia-smi would show, and whether the board has it."""
+    """Memory that nvidia-smi would show, and whether the board has it."""
     return f"{step.memory.on_device / 1e9:.1f}" + ("" if step.memory.fits else " does not fit")
 
 
@@ -204,16 +204,16 @@ def _memory(step: PredictedStep, rows: int) -> Table:
     """Bytes at the peak by kind, and the modules that hold most of the feature maps then."""
     memory = step.memory
     view = table(f"Memory at the peak, {memory.limiting}", "held", "GB", "share")
-    whole = sum(memory.owners.values())
+    total_bytes = sum(memory.owners.values())
     for kind, size in sorted(memory.owners.items(), key=lambda item: -item[1]):
-        view.add_row(kind.value, f"{size / 1e9:.2f}", percent(size, whole))
+        view.add_row(kind.value, f"{size / 1e9:.2f}", percent(size, total_bytes))
     totals: dict[str, int] = {}
-    for held in memory.footprint.at_peak():
-        if held.kind is MemoryKind.FEATURE_MAPS:
-            path = ".".join("*" if part.isdigit() else part for part in memory.path_of(held).split("."))
-            totals[path or "(model)"] = totals.get(path or "(model)", 0) + held.bytes
+    for allocation in memory.footprint.at_peak():
+        if allocation.kind is MemoryKind.FEATURE_MAPS:
+            path = ".".join("*" if part.isdigit() else part for part in memory.path_of(allocation).split("."))
+            totals[path or "(model)"] = totals.get(path or "(model)", 0) + allocation.bytes
     for path, size in sorted(totals.items(), key=lambda item: -item[1])[: max(rows // 2, 1)]:
-        view.add_row(Text(f"  feature maps of {path}"), f"{size / 1e9:.2f}", percent(size, whole))
+        view.add_row(Text(f"  feature maps of {path}"), f"{size / 1e9:.2f}", percent(size, total_bytes))
     for name, size in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.on_device)):
         view.add_row(name, f"{size / 1e9:.2f}", "")
     return view

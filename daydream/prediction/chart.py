@@ -1,4 +1,4 @@
-"""Predicted steps as a picture: a bar per board and batch, divided into phases, and the host's time beside it."""
+"""Predicted steps as a picture: a bar per board and batch, divided into phases, and the host's time."""
 
 from __future__ import annotations
 

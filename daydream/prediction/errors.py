@@ -1,4 +1,4 @@
-"""How right each kind of model was where it could be compared with measurements (docs/accuracy.md)."""
+"""Errors of each kind of model where it could be compared with measurements (docs/accuracy.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class ModelError(NamedTuple):
-    """What is known of a kind of model.
+    """Known error of a kind of model.
 
     Attributes:
         title: the kind in words.

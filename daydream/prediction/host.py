@@ -1,4 +1,4 @@
-"""What the host takes for each operator of a step while the device is busy with earlier ones.
+"""Time of the host for each operator of a step while the device is busy with earlier ones.
 
 A framework call on an idle device (``framework.call_seconds`` of the board's file, measured between two GPU events)
 consists of the host's work for the operator, the launch's way to the device, an empty kernel, and the events. Queued

@@ -47,7 +47,7 @@ class Placement:
 
     @property
     def gap(self) -> float:
-        """How much shorter another schedule might be, a share of this one's makespan; 0 where it is an optimum."""
+        """Share of this schedule's makespan by which another might be shorter; 0 where it is an optimum."""
         gap = 1 - self.lower_bound / self.makespan
         return gap if gap > TOLERANCE else 0.0
 

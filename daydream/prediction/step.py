@@ -115,7 +115,7 @@ class PredictedStep:
 
     @cached_property
     def memory(self) -> StepMemory:
-        """What the step needs of the board's memory."""
+        """Memory that the step needs on the board."""
         return step_memory(self.capture, self.prices, self.device)
 
     # What the answer says of itself
@@ -126,12 +126,12 @@ class PredictedStep:
         totals: dict[str, float] = {}
         for kernel in self.kernels:
             totals[kernel.model] = totals.get(kernel.model, 0.0) + kernel.seconds
-        whole = self.busy_seconds or 1.0
-        return {model: total / whole for model, total in sorted(totals.items(), key=lambda item: -item[1])}
+        busy_seconds = self.busy_seconds or 1.0
+        return {model: total / busy_seconds for model, total in sorted(totals.items(), key=lambda item: -item[1])}
 
     @cached_property
     def bound(self) -> str:
-        """What bounds the step: ``host``, ``compute`` or ``memory``."""
+        """Bound of the step: ``host``, ``compute`` or ``memory``."""
         if self.step_seconds > self.busy_seconds / (1 - IDLE_SHARE):
             return "host"
         compute = sum(

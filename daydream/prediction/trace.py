@@ -26,7 +26,7 @@ _HOST, _STREAM = 0, 1
 _LAUNCH, _WAIT = "cudaLaunchKernel", "cudaDeviceSynchronize"
 
 #: Seconds between the last launch and the wait for the device.
-_APART = 1e-9
+_INSTANT = 1e-9
 
 #: Share of an operator's time on the host that the call itself takes, which launches.
 _CALL_SHARE = 0.3
@@ -70,7 +70,7 @@ def predicted_trace(step: PredictedStep) -> Trace:
     host_end = float(ends[-1]) if len(ends) else 0.0
     if len(step.kernels) and length > host_end:
         # Times that are rounded must not put the call into the launch before it.
-        events.add(_WAIT, Category.RUNTIME, min(host_end + _APART, length), length)
+        events.add(_WAIT, Category.RUNTIME, min(host_end + _INSTANT, length), length)
     return _trace(step, events)
 
 
@@ -87,8 +87,8 @@ def _modules(events: _Events, capture: Capture, ends: np.ndarray[Any, Any]) -> N
         while open_ranges and open_ranges[-1][0] not in around:
             name, since = open_ranges.pop()
             events.add(f"nn.Module: {name}", Category.PYTHON, since, begin)
-        known = {name for name, _ in open_ranges}
-        open_ranges += [(name, begin) for name in around if name not in known]
+        open_names = {name for name, _ in open_ranges}
+        open_ranges += [(name, begin) for name in around if name not in open_names]
     finish = float(ends[-1]) if len(ends) else 0.0
     for name, since in reversed(open_ranges):
         events.add(f"nn.Module: {name}", Category.PYTHON, since, finish)
@@ -123,7 +123,7 @@ def _phases(events: _Events, capture: Capture, ends: np.ndarray[Any, Any]) -> No
 
 
 def _optimizer(capture: Capture) -> str:
-    """The optimizer's class, as the profiler names its step: told by what its update divides."""
+    """The optimizer's class, as the profiler names its step; the divisions of its update decide."""
     stems = {each.name for each in capture.operators if each.phase == Phase.UPDATE}
     return "Adam" if any("addcdiv" in stem or "adam" in stem for stem in stems) else "SGD"
 
@@ -152,9 +152,11 @@ def _operators(events: _Events, step: PredictedStep, ends: np.ndarray[Any, Any])
             call = _CALL_SHARE * host / len(price.kernels)
             shared = {"correlation": correlation, "external": position + 1}
             events.add(_LAUNCH, Category.RUNTIME, launched[kernel] - call, launched[kernel], None, **shared)
-            told = {"model": each.model, "bound": each.bound}
+            kernel_arguments = {"model": each.model, "bound": each.bound}
             begin = starts[kernel]
-            events.add(each.name, Category.KERNEL, begin, begin + seconds[kernel], told, thread=_STREAM, **shared)
+            events.add(
+                each.name, Category.KERNEL, begin, begin + seconds[kernel], kernel_arguments, thread=_STREAM, **shared
+            )
             kernel += 1
 
 
@@ -225,9 +227,11 @@ def _memory(step: PredictedStep) -> list[list[Any]]:
 
     The events of :attr:`Trace.memory` tell less: neither kinds nor what there is before the step.
     """
-    held = step.memory.footprint.held
+    allocations = step.memory.footprint.held
     return [
-        [each.bytes, each.born, each.died, each.kind.value, step.memory.path_of(each)] for each in held if each.bytes
+        [each.bytes, each.born, each.died, each.kind.value, step.memory.path_of(each)]
+        for each in allocations
+        if each.bytes
     ]
 
 

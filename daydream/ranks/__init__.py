@@ -1,1 +1,2 @@
-"""Many ranks' recordings joined: collectives paired, clocks aligned, waiting told from transfer, one graph of all."""
+"""Many ranks' recordings joined: collectives paired, clocks aligned, waiting separated from transfer, one graph of
+all."""

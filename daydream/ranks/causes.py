@@ -17,7 +17,7 @@ from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.graph.simulate import Timeline
 from daydream.ranks.equal import simulate_ranks
 from daydream.ranks.even import even_load
-from daydream.ranks.skew import GroupTimes, held_up
+from daydream.ranks.skew import GroupTimes, delayed_by_last
 from daydream.trace.trace import Flags, Floats
 
 #: Share of the time by which a rank holds the others up that a cause explains at least.
@@ -94,12 +94,12 @@ def rank_causes(timeline: Timeline, steps: Sequence[int], ranks: Sequence[int]) 
         return {}
     graph = timeline.graph
     index = [graph.ranks.index(rank) for rank in ranks]
-    before = held_up(timeline, steps)[index]
+    before = delayed_by_last(timeline, steps)[index]
     saved: dict[Cause, Floats] = {}
     for cause, tasks in _TASKS.items():
         chosen = tasks(graph)
         if chosen.any():
-            saved[cause] = before - held_up(simulate_ranks(even_load(graph, chosen)), steps)[index]
+            saved[cause] = before - delayed_by_last(simulate_ranks(even_load(graph, chosen)), steps)[index]
     causes = {}
     for place, rank in enumerate(ranks):
         best = max(saved, key=lambda cause: float(saved[cause][place]), default=None)

@@ -2,7 +2,7 @@
 
 A host's time t becomes T = t + a (1 - x) + b x, with x = t / span from 0 at the beginning of the recording to 1 at its
 end: an offset, and a drift that is steady. As in dPRO, ranks of a machine share its clock, the first host's is kept,
-and nobody receives before it was sent:
+and no rank receives before it was sent:
 
     end(i) >= begin(j)    for every i that waits for j in a collective.
 
@@ -34,7 +34,7 @@ MOST_DRIFT = 5e-4
 #: another run. Profilers round to microseconds, and what they convert a board's clock with is some microseconds off.
 CONTRADICTION_US = 100.0
 
-#: What a broken constraint weighs beside a distance from the common end.
+#: Weight of a broken constraint against a distance from the common end.
 _PENALTY = 1e3
 
 #: What the end of a collective that need not end together weighs.
@@ -116,10 +116,10 @@ def align(meetings: Meetings, recorded: Clocks, paths: Sequence[Path]) -> Clocks
     count = len(recorded.hosts)
     if count == 1 or not len(ends.meeting):
         return recorded
-    rough_us, kept = _rough_offsets(ends, count)
+    rough_us, references = _rough_offsets(ends, count)
     ends = ends.moved(rough_us)
     span = Span(float(ends.end_us.min()), float(ends.end_us.max()))
-    solved = _solve(ends, span, count, kept)
+    solved = _solve(ends, span, count, references)
     if solved.early_us.max(initial=0.0) > CONTRADICTION_US:
         raise _contradiction(ends, solved, recorded, paths)
     drift = (solved.offset_us[1] - solved.offset_us[0]) / span.length_us
@@ -141,7 +141,7 @@ def align(meetings: Meetings, recorded: Clocks, paths: Sequence[Path]) -> Clocks
 
 
 class _Ends(NamedTuple):
-    """What the ranks of a host did in a collective, a row each. Times are microseconds.
+    """Ends of collectives on the ranks of a host, a row each. Times are microseconds.
 
     Attributes:
         meeting: which collective, from 0 without holes.
@@ -208,33 +208,33 @@ def _rough_offsets(ends: _Ends, hosts: int) -> tuple[Floats, Ints]:
     is that of the first of any others that never met those known.
     """
     offset = np.full(hosts, np.nan)
-    kept: list[int] = []
+    references: list[int] = []
     while True:
-        known = ~np.isnan(offset)
-        of_known = known[ends.host]
+        has_offset = ~np.isnan(offset)
+        is_anchored = has_offset[ends.host]
         total, count = (
-            np.bincount(ends.meeting[of_known], values, ends.meeting.max() + 1)
-            for values in ((ends.end_us + np.nan_to_num(offset)[ends.host])[of_known], None)
+            np.bincount(ends.meeting[is_anchored], values, ends.meeting.max() + 1)
+            for values in ((ends.end_us + np.nan_to_num(offset)[ends.host])[is_anchored], None)
         )
-        new = np.flatnonzero(~of_known & (count[ends.meeting] > 0))
+        new = np.flatnonzero(~is_anchored & (count[ends.meeting] > 0))
         if not len(new):
-            if of_known.all():
-                return np.nan_to_num(offset), np.array(kept, np.int64)
-            kept.append(int(ends.host[~of_known].min()))
-            offset[kept[-1]] = 0.0
+            if is_anchored.all():
+                return np.nan_to_num(offset), np.array(references, np.int64)
+            references.append(int(ends.host[~is_anchored].min()))
+            offset[references[-1]] = 0.0
             continue
         lacking = total[ends.meeting[new]] / count[ends.meeting[new]] - ends.end_us[new]
         for host in np.unique(ends.host[new]).tolist():
-            own = ends.host[new] == host
-            tight = own & (ends.weight[new] == 1.0)
-            offset[host] = np.median(lacking[tight if tight.any() else own])
+            is_of_host = ends.host[new] == host
+            tight = is_of_host & (ends.weight[new] == 1.0)
+            offset[host] = np.median(lacking[tight if tight.any() else is_of_host])
 
 
 # The linear programme
 
 
 class _Solved(NamedTuple):
-    """What the programme found.
+    """Solution of the programme.
 
     Attributes:
         offset_us: of every host at the begin of the span and at its end, shape [2, hosts].
@@ -247,8 +247,8 @@ class _Solved(NamedTuple):
     early_us: Floats
 
 
-def _solve(ends: _Ends, span: Span, hosts: int, kept: Ints) -> _Solved:
-    """The least sum of distances, with the clocks of the hosts `kept` as they are.
+def _solve(ends: _Ends, span: Span, hosts: int, references: Ints) -> _Solved:
+    """The least sum of distances, with the clocks of the hosts `references` as they are.
 
     Columns are, in this order: offsets at the begin of the span by host, offsets at its end by host, size of every
     host's drift over the span, common end of every collective, its last begin, distance of every row from the common
@@ -262,7 +262,7 @@ def _solve(ends: _Ends, span: Span, hosts: int, kept: Ints) -> _Solved:
     lower, upper = np.full(sum(sizes), -np.inf), np.full(sum(sizes), np.inf)
     lower[np.concatenate([distance, early])] = 0.0
     upper[drift] = MOST_DRIFT * span.length_us
-    fixed = np.concatenate([at_begin[kept], at_end[kept]])
+    fixed = np.concatenate([at_begin[references], at_end[references]])
     lower[fixed] = upper[fixed] = 0.0
     programme = _Programme(sum(sizes))
     every = np.arange(rows)
@@ -293,8 +293,8 @@ def _solve(ends: _Ends, span: Span, hosts: int, kept: Ints) -> _Solved:
     first_end = ends.first_end_us[of]
     ones = np.ones(len(of))
     programme.at_most([*clock(-1.0, first_end, of), (last[meeting[of]], ones), (early[of], -ones)], first_end)
-    found = programme.solve(cost, lower, upper)
-    return _Solved(np.stack([found[at_begin], found[at_end]]), found[distance], found[early])
+    solution = programme.solve(cost, lower, upper)
+    return _Solved(np.stack([solution[at_begin], solution[at_end]]), solution[distance], solution[early])
 
 
 class _Programme:

@@ -29,7 +29,7 @@ class Roles(NamedTuple):
     Attributes:
         sends: whether the meeting waits for this member.
         waits: whether this member waits for the meeting.
-        begun_us: when the last of those that send had arrived, common clock; -inf where nobody sends.
+        begun_us: when the last of those that send had arrived, common clock; -inf without senders.
     """
 
     sends: Flags
@@ -73,7 +73,7 @@ def on_common_clock(graph: TaskGraph, shift_us: float, rate: float) -> TaskGraph
     )
 
 
-def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, parts: Roles) -> TaskGraph:
+def cut(graph: TaskGraph, collectives: Collectives, meetings: Meetings, of_rank: Ints, parts: Roles) -> TaskGraph:
     """A rank's graph with its collectives cut.
 
     Args:
@@ -84,9 +84,9 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
         parts: who waits for whom.
     """
     edit = Edit(replace(graph, recorded_us=began(graph)))
-    into = _edges_into(graph, own.row)
+    into = _edges_into(graph, collectives.row)
     for line in of_rank.tolist():
-        row = int(own.row[meetings.place[line]])
+        row = int(collectives.row[meetings.place[line]])
         meeting = int(meetings.meeting[line])
         if not (parts.sends[line] or parts.waits[line]):
             continue
@@ -94,7 +94,7 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
         channel = edit.thread(Thread(kind=ThreadKind.CHANNEL, label=label, process=NONE))
         meet = edit.add(meetings.name(meeting), TaskKind.CPU, 0.0, thread=channel, step=int(graph.step[row]))
         begun = float(parts.begun_us[line]) if parts.waits[line] else -np.inf
-        arrives = _cut(edit, row, into, begun, float(own.bytes[meetings.place[line]]))
+        arrives = _cut(edit, row, into, begun, float(collectives.bytes[meetings.place[line]]))
         if parts.sends[line]:
             edit.depend(arrives, meet, Dependency.COMMUNICATION)
         if parts.waits[line]:

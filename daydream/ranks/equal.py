@@ -26,7 +26,7 @@ from daydream.graph.simulate import Timeline, simulate
 from daydream.trace.trace import NONE, Ints
 
 
-class _Own(NamedTuple):
+class _RankRows(NamedTuple):
     """A rank's part of a graph, in an order that equal ranks share.
 
     Attributes:
@@ -48,40 +48,42 @@ def simulate_ranks(graph: TaskGraph) -> Timeline:
     classes = equal_ranks(graph)
     if not len(classes) or classes.max() + 1 == len(classes):
         return simulate(graph)
-    owns = _owns(graph)
+    rows_of_ranks = _rank_rows(graph)
     _, first = np.unique(classes, return_index=True)
-    of_meeting = _meeting_classes(graph, owns, classes)
-    folded, row_of = _folded(graph, owns, first, of_meeting)
+    of_meeting = _meeting_classes(graph, rows_of_ranks, classes)
+    folded, row_of = _folded(graph, rows_of_ranks, first, of_meeting)
     run = simulate(folded)
     # For every row of the graph the row of the folded one that runs in its place.
     proxy = np.full(len(graph), NONE)
-    for index, own in enumerate(owns):
-        proxy[own.rows] = row_of[owns[first[classes[index]]].rows]
+    for index, rank_rows in enumerate(rows_of_ranks):
+        proxy[rank_rows.rows] = row_of[rows_of_ranks[first[classes[index]]].rows]
     meeting = np.flatnonzero(of_meeting != NONE)
-    _, kept = np.unique(of_meeting[meeting], return_index=True)
-    proxy[meeting] = row_of[meeting[kept]][of_meeting[meeting]]
+    _, representatives = np.unique(of_meeting[meeting], return_index=True)
+    proxy[meeting] = row_of[meeting[representatives]][of_meeting[meeting]]
     start = run.start_us[proxy]
-    return Timeline(graph, start, start + graph.duration_us, _causes(graph, run.cause, proxy, row_of, owns, of_meeting))
+    return Timeline(
+        graph, start, start + graph.duration_us, _causes(graph, run.cause, proxy, row_of, rows_of_ranks, of_meeting)
+    )
 
 
 def equal_ranks(graph: TaskGraph) -> Ints:
     """For every rank of a joined graph the number of its class, numbered in the order of their first ranks."""
     met = meetings(graph)
-    apart = np.arange(len(graph.ranks))
+    singles = np.arange(len(graph.ranks))
     if not graph.ranks or (graph.duration_us[met] + graph.gap_us[met] > 0).any():
-        return apart
-    owns = _owns(graph)
+        return singles
+    rows_of_ranks = _rank_rows(graph)
     # Recorded durations differ as a rule, and then nothing else matters.
-    if len({graph.duration_us[own.rows].tobytes() for own in owns}) == len(owns):
-        return apart
-    place = _places(graph, owns)
-    classes = _numbered([_digest(graph, own, place) for own in owns])
+    if len({graph.duration_us[rank_rows.rows].tobytes() for rank_rows in rows_of_ranks}) == len(rows_of_ranks):
+        return singles
+    place = _places(graph, rows_of_ranks)
+    classes = _numbered([_digest(graph, rank_rows, place) for rank_rows in rows_of_ranks])
     ends = np.where(met[graph.edge_source], graph.edge_source, graph.edge_target)
     while classes.max() + 1 < len(classes):
-        of_meeting = _meeting_classes(graph, owns, classes)
+        of_meeting = _meeting_classes(graph, rows_of_ranks, classes)
         keys = [
-            (number, of_meeting[ends[own.meeting_edges]].tobytes())
-            for number, own in zip(classes.tolist(), owns, strict=True)
+            (number, of_meeting[ends[rank_rows.meeting_edges]].tobytes())
+            for number, rank_rows in zip(classes.tolist(), rows_of_ranks, strict=True)
         ]
         refined = _numbered(keys)
         if refined.max() == classes.max():
@@ -90,11 +92,11 @@ def equal_ranks(graph: TaskGraph) -> Ints:
     return classes
 
 
-def _places(graph: TaskGraph, owns: list[_Own]) -> Ints:
+def _places(graph: TaskGraph, rows_of_ranks: list[_RankRows]) -> Ints:
     """For every task of a rank which of its rows it is; -1 for meetings."""
     place = np.full(len(graph), NONE)
-    for own in owns:
-        place[own.rows] = np.arange(len(own.rows))
+    for rank_rows in rows_of_ranks:
+        place[rank_rows.rows] = np.arange(len(rank_rows.rows))
     return place
 
 
@@ -103,7 +105,7 @@ def _numbered(keys: Sequence[object]) -> Ints:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def _owns(graph: TaskGraph) -> list[_Own]:
+def _rank_rows(graph: TaskGraph) -> list[_RankRows]:
     """Rows and edges of every rank."""
     process = np.array([NONE if thread.is_meeting else thread.process for thread in graph.threads], np.int64)
     of_task = process[graph.thread]
@@ -113,23 +115,27 @@ def _owns(graph: TaskGraph) -> list[_Own]:
     rows, edges = np.argsort(of_task, kind="stable"), np.argsort(of_edge, kind="stable")
     sorted_tasks, sorted_edges = of_task[rows], of_edge[edges]
     place = np.full(len(graph), NONE)
-    owns = []
+    rows_of_ranks = []
     for rank in graph.ranks:
         low, high = np.searchsorted(sorted_tasks, (rank, rank + 1))
         first, last = np.searchsorted(sorted_edges, (rank, rank + 1))
-        tasks, own = rows[low:high], edges[first:last]
+        tasks, edges_of_rank = rows[low:high], edges[first:last]
         # Tasks of two threads stand in the order of their recorded times, which decides nothing.
         tasks = tasks[np.argsort(graph.thread[tasks], kind="stable")]
         place[tasks] = np.arange(len(tasks))
-        ends = place[source[own]], place[target[own]]
-        own = own[np.lexsort((graph.edge_lag_us[own], graph.edge_kind[own], ends[1], ends[0]))]
-        owns.append(_Own(tasks, own, own[met[source[own]] | met[target[own]]]))
-    return owns
+        ends = place[source[edges_of_rank]], place[target[edges_of_rank]]
+        edges_of_rank = edges_of_rank[
+            np.lexsort((graph.edge_lag_us[edges_of_rank], graph.edge_kind[edges_of_rank], ends[1], ends[0]))
+        ]
+        rows_of_ranks.append(
+            _RankRows(tasks, edges_of_rank, edges_of_rank[met[source[edges_of_rank]] | met[target[edges_of_rank]]])
+        )
+    return rows_of_ranks
 
 
-def _digest(graph: TaskGraph, own: _Own, place: Ints) -> bytes:
+def _digest(graph: TaskGraph, rank_rows: _RankRows, place: Ints) -> bytes:
     """All that decides when a rank's tasks run, but for whom it meets, as a digest."""
-    rows, edges = own.rows, own.edges
+    rows, edges = rank_rows.rows, rank_rows.edges
     threads, local = np.unique(graph.thread[rows], return_inverse=True)
     # What a rank calls its boards says nothing.
     devices: dict[int, int] = {}
@@ -152,17 +158,17 @@ def _digest(graph: TaskGraph, own: _Own, place: Ints) -> bytes:
     return digest.digest()
 
 
-def _meeting_classes(graph: TaskGraph, owns: list[_Own], classes: Ints) -> Ints:
+def _meeting_classes(graph: TaskGraph, rows_of_ranks: list[_RankRows], classes: Ints) -> Ints:
     """For every meeting the number of its class, -1 for other tasks.
 
     Meetings are alike if the same classes attend them at the same places with the same roles and lags; how many ranks
     of a class do makes no difference to a maximum.
     """
     met = meetings(graph)
-    place, of_rank = _places(graph, owns), np.full(len(graph), NONE)
-    for index, own in enumerate(owns):
-        of_rank[own.rows] = classes[index]
-    edges = np.concatenate([own.meeting_edges for own in owns])
+    place, of_rank = _places(graph, rows_of_ranks), np.full(len(graph), NONE)
+    for index, rank_rows in enumerate(rows_of_ranks):
+        of_rank[rank_rows.rows] = classes[index]
+    edges = np.concatenate([rank_rows.meeting_edges for rank_rows in rows_of_ranks])
     arrives = met[graph.edge_target[edges]]
     meeting = np.where(arrives, graph.edge_target[edges], graph.edge_source[edges])
     member = np.where(arrives, graph.edge_source[edges], graph.edge_target[edges])
@@ -183,16 +189,16 @@ def _meeting_classes(graph: TaskGraph, owns: list[_Own], classes: Ints) -> Ints:
     return result
 
 
-def _folded(graph: TaskGraph, owns: list[_Own], first: Ints, of_meeting: Ints) -> tuple[TaskGraph, Ints]:
+def _folded(graph: TaskGraph, rows_of_ranks: list[_RankRows], first: Ints, of_meeting: Ints) -> tuple[TaskGraph, Ints]:
     """The first rank of every class with one meeting of every class, and the row of each kept row in it."""
     meeting = np.flatnonzero(of_meeting != NONE)
-    _, kept = np.unique(of_meeting[meeting], return_index=True)
+    _, representatives = np.unique(of_meeting[meeting], return_index=True)
     stands_for = np.arange(len(graph))
-    stands_for[meeting] = meeting[kept][of_meeting[meeting]]
+    stands_for[meeting] = meeting[representatives][of_meeting[meeting]]
     chosen = np.zeros(len(graph), np.bool_)
-    chosen[meeting[kept]] = True
+    chosen[meeting[representatives]] = True
     for index in first.tolist():
-        chosen[owns[index].rows] = True
+        chosen[rows_of_ranks[index].rows] = True
     row_of = np.where(chosen, np.cumsum(chosen) - 1, NONE)
     source, target = stands_for[graph.edge_source], stands_for[graph.edge_target]
     # An edge of a meeting counts if its other end, which is a rank's, is kept.
@@ -212,25 +218,29 @@ def _folded(graph: TaskGraph, owns: list[_Own], first: Ints, of_meeting: Ints) -
     return folded, row_of
 
 
-def _causes(graph: TaskGraph, cause: Ints, proxy: Ints, row_of: Ints, owns: list[_Own], of_meeting: Ints) -> Ints:
-    """What let every task start, in rows of the graph: of its own rank, or a meeting of its rank, or who came to it."""
-    kept = np.flatnonzero(row_of != NONE)
+def _causes(
+    graph: TaskGraph, cause: Ints, proxy: Ints, row_of: Ints, rows_of_ranks: list[_RankRows], of_meeting: Ints
+) -> Ints:
+    """Task that let every task start, in rows of the graph: of its own rank, or a meeting of its rank, or who came to
+    it.
+    """
+    run_rows = np.flatnonzero(row_of != NONE)
     result = np.full(len(graph), NONE)
     met = of_meeting != NONE
-    met_folded = met[kept]
-    place = _places(graph, owns)
-    place_folded = place[kept]
+    met_folded = met[run_rows]
+    place = _places(graph, rows_of_ranks)
+    place_folded = place[run_rows]
     # Which meeting every task comes from.
     source = np.full(len(graph), NONE)
     leaves = met[graph.edge_source]
     source[graph.edge_target[leaves]] = graph.edge_source[leaves]
-    for own in owns:
-        because = cause[proxy[own.rows]]
-        known = because != NONE
-        by_meeting = known & met_folded[because]
-        by_task = known & ~by_meeting
-        result[own.rows[by_task]] = own.rows[place_folded[because[by_task]]]
-        result[own.rows[by_meeting]] = source[own.rows[by_meeting]]
+    for rank_rows in rows_of_ranks:
+        because = cause[proxy[rank_rows.rows]]
+        has_cause = because != NONE
+        by_meeting = has_cause & met_folded[because]
+        by_task = has_cause & ~by_meeting
+        result[rank_rows.rows[by_task]] = rank_rows.rows[place_folded[because[by_task]]]
+        result[rank_rows.rows[by_meeting]] = source[rank_rows.rows[by_meeting]]
     comes = met[graph.edge_target]
     # The member at the place of the one that decided in the folded graph.
     meeting, member = graph.edge_target[comes], graph.edge_source[comes]

@@ -1,4 +1,4 @@
-"""What a job would take under an even load: every rank takes for a task what ranks that do the same take on average."""
+"""Time of a job under an even load: every rank takes for a task the mean of the ranks that do the same."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def _alike(key: Ints, rank: Ints, ranks: int) -> Ints:
     """For every rank the first rank that does the same."""
     order = np.lexsort((key, rank))
     bounds = np.searchsorted(rank[order], np.arange(ranks + 1))
-    own = [key[order[bounds[i] : bounds[i + 1]]] for i in range(ranks)]
+    keys_of_rank = [key[order[bounds[i] : bounds[i + 1]]] for i in range(ranks)]
     first: list[int] = []
     alike = np.empty(ranks, np.int64)
     for index in range(ranks):
         for other in first:
-            if np.array_equal(own[index], own[other]):
+            if np.array_equal(keys_of_rank[index], keys_of_rank[other]):
                 break
-            common = len(np.intersect1d(own[index], own[other], assume_unique=True))
-            if common >= ALIKE * max(len(own[index]), len(own[other])):
+            common = len(np.intersect1d(keys_of_rank[index], keys_of_rank[other], assume_unique=True))
+            if common >= ALIKE * max(len(keys_of_rank[index]), len(keys_of_rank[other])):
                 break
         else:
             other = index

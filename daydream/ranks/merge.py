@@ -90,7 +90,7 @@ def read_ranks(
     hosts: int = 0,
     partial: bool = False,
     jobs: int = 1,
-    told: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Rank]:
     """All ranks, in order of their numbers.
 
@@ -99,7 +99,7 @@ def read_ranks(
         hosts: how many ranks share a host, rank by rank; 0 for what the files say.
         partial: whether ranks may be missing.
         jobs: processes that read, where there are many files.
-        told: called with how many files are read, and how many there are.
+        progress: called with how many files are read, and how many there are.
 
     Raises:
         InputError: a file cannot be used, two are of one rank, or ranks are missing.
@@ -111,8 +111,8 @@ def read_ranks(
             trace = rank.graph.trace
             roll.add(rank.number, rank.path, trace.distributed.get("world_size") if trace is not None else None)
             ranks.append(rank)
-            if told is not None:
-                told(count, len(files))
+            if progress is not None:
+                progress(count, len(files))
     if not partial:
         roll.check_all()
     return sorted(ranks, key=lambda rank: rank.number)
@@ -167,7 +167,7 @@ def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
     for index, rank in enumerate(ranks):
         graph = on_common_clock(rank.graph, float(clocks.shift_us[index]), float(clocks.rate[index]))
         graphs.append(cut(graph, rank.collectives, meetings, order[bounds[index] : bounds[index + 1]], parts))
-    names = list(dict.fromkeys(name for own in steps for name in own))
+    names = list(dict.fromkeys(name for names_of_rank in steps for name in names_of_rank))
     measured = np.full((len(ranks), len(names)), np.nan)
     for index, rank in enumerate(ranks):
         for step in rank.graph.steps:

@@ -12,7 +12,7 @@ from daydream.graph.simulate import Timeline
 from daydream.ranks.report import Findings, because, conclusions
 from daydream.ranks.skew import Attended, attended
 from daydream.report.breakdown import Cover, windows
-from daydream.report.picture import BINS, GAP, LANE, LEFT, WIDTH, axis, x_of
+from daydream.report.picture import BINS, GAP, LABEL_WIDTH, LANE, WIDTH, axis, x_of
 from daydream.report.style import CSS, esc, legend, ms, percent, table, tile
 from daydream.trace.trace import Floats, Ints
 
@@ -24,7 +24,7 @@ _WORK = (("forward", "forward"), ("backward", "backward"), ("update", "update"),
 _COMMUNICATION = (("idle", "waiting for ranks"), ("comm", "moving data"))
 
 
-def write_page(path: Path, found: Findings, rows: int) -> None:
+def write_page(path: Path, findings: Findings, rows: int) -> None:
     """Writes the page; it appears whole or not at all.
 
     Raises:
@@ -32,50 +32,50 @@ def write_page(path: Path, found: Findings, rows: int) -> None:
     """
     from hal.support.atomic import write_atomic
 
-    write_atomic(path, page(found, rows))
+    write_atomic(path, page(findings, rows))
 
 
-def page(found: Findings, rows: int) -> str:
+def page(findings: Findings, rows: int) -> str:
     """The page. All text from traces is escaped."""
-    merged = found.merged
+    merged = findings.merged
     title = f"Daydream: {len(merged.graph.ranks)} ranks"
     sections = [
-        _tiles(found),
-        f"<ul>{''.join(f'<li>{esc(sentence)}</li>' for sentence in conclusions(found))}</ul>",
-        _timeline(found),
-        _ranks(found, rows),
-        _groups(found, rows),
-        _clocks(found, rows),
+        _tiles(findings),
+        f"<ul>{''.join(f'<li>{esc(sentence)}</li>' for sentence in conclusions(findings))}</ul>",
+        _timeline(findings),
+        _ranks(findings, rows),
+        _groups(findings, rows),
+        _clocks(findings, rows),
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{CSS}</style></head><body><main><h1>{title}</h1>"
-        f'<p class="faint">{esc(_subtitle(found))}</p>{"".join(sections)}</main></body></html>\n'
+        f'<p class="faint">{esc(_subtitle(findings))}</p>{"".join(sections)}</main></body></html>\n'
     )
 
 
-def _subtitle(found: Findings) -> str:
-    merged = found.merged
+def _subtitle(findings: Findings) -> str:
+    merged = findings.merged
     hosts = len(merged.clocks.hosts)
-    names = [merged.graph.steps[index].name for index in found.steps]
+    names = [merged.graph.steps[index].name for index in findings.steps]
     return (
         f"{merged.paths[0].parent} · {hosts} clock{'' if hosts == 1 else 's'} · {merged.meetings.count} collectives · "
         f"{len(merged.graph):,} tasks · {names[0] if len(names) == 1 else f'mean of {len(names)} steps'}"
     )
 
 
-def _tiles(found: Findings) -> str:
-    communication = sum(group.moving_us + group.waited_us for group in found.groups)
-    waiting = sum(group.waited_us for group in found.groups)
-    exposed = sum(group.exposed_us for group in found.groups)
-    late = found.stragglers
-    error = f"replayed within {percent(found.error)}"
+def _tiles(findings: Findings) -> str:
+    communication = sum(group.moving_us + group.waited_us for group in findings.groups)
+    waiting = sum(group.waited_us for group in findings.groups)
+    exposed = sum(group.exposed_us for group in findings.groups)
+    late = findings.stragglers
+    error = f"replayed within {percent(findings.error)}"
     tiles = [
-        tile("step", f"{ms(found.step_us)} ms", error),
+        tile("step", f"{ms(findings.step_us)} ms", error),
         tile("communication", f"{ms(communication)} ms", f"of it {ms(waiting)} ms waiting for ranks"),
         tile("exposed", f"{ms(exposed)} ms", f"{percent(exposed / communication)} of it" if communication else ""),
-        tile("even load", f"{ms(found.even_us)} ms", f"{ms(found.step_us - found.even_us)} ms less"),
+        tile("even load", f"{ms(findings.even_us)} ms", f"{ms(findings.step_us - findings.even_us)} ms less"),
         tile(
             "holds up most",
             f"rank {late[0].rank}" if late else "nobody",
@@ -88,46 +88,46 @@ def _tiles(found: Findings) -> str:
 # The picture
 
 
-def _timeline(found: Findings) -> str:
-    step = found.steps[len(found.steps) // 2]
-    graph = found.timeline.graph
+def _timeline(findings: Findings) -> str:
+    step = findings.steps[len(findings.steps) // 2]
+    graph = findings.timeline.graph
     drawn = legend([*_WORK, *_COMMUNICATION])
-    return f"<h2>{esc(graph.steps[step].name)} on every rank</h2>{picture(found, step)}{drawn}"
+    return f"<h2>{esc(graph.steps[step].name)} on every rank</h2>{picture(findings, step)}{drawn}"
 
 
-def picture(found: Findings, step: int) -> str:
+def picture(findings: Findings, step: int) -> str:
     """A step as SVG: for every rank what it works on, above how it waits for others and moves data."""
-    timeline = found.timeline
+    timeline = findings.timeline
     begin, end = (float(column[step]) for column in windows(timeline.graph, timeline.start_us, timeline.end_us))
     edges = np.linspace(begin, end, BINS + 1)
-    chosen = _chosen(found)
+    chosen = _chosen(findings)
     came = attended(timeline)
     top = 22
     parts = []
     for place, index in enumerate(chosen):
         parts.append(_lane(timeline, index, came, edges, top + place * (LANE + GAP)))
     height = top + len(chosen) * (LANE + GAP)
-    left_out = len(found.ranks) - len(chosen)
-    note = f'<p class="faint">{left_out} ranks more are not shown</p>' if left_out else ""
+    hidden_count = len(findings.ranks) - len(chosen)
+    note = f'<p class="faint">{hidden_count} ranks more are not shown</p>' if hidden_count else ""
     ruler = axis(end - begin, end - begin, height)
     label = f"Timeline of {esc(timeline.graph.steps[step].name)}"
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{ruler}{"".join(parts)}</svg>{note}'
 
 
-def _chosen(found: Findings) -> list[int]:
+def _chosen(findings: Findings) -> list[int]:
     """Indices of the ranks that get a lane, in order."""
-    count = len(found.ranks)
-    late = sorted(range(count), key=lambda index: -found.ranks[index].held_up_us)[: MOST_LANES // 2]
+    count = len(findings.ranks)
+    late = sorted(range(count), key=lambda index: -findings.ranks[index].held_up_us)[: MOST_LANES // 2]
     return sorted({*late, *range(min(count, MOST_LANES - len(late)))})
 
 
 def _lane(timeline: Timeline, index: int, came: Attended, edges: Floats, y: int) -> str:
     graph = timeline.graph
     rank = graph.ranks[index]
-    own = np.array([t.process == rank and not t.is_meeting for t in graph.threads], np.bool_)[graph.thread]
-    own &= (timeline.start_us < edges[-1]) & (timeline.end_us > edges[0]) & (graph.kind != TaskKind.COMMUNICATION)
-    rows = np.flatnonzero(own & graph.on_gpu)
-    rows = rows if len(rows) else np.flatnonzero(own & graph.on_cpu & graph.working)
+    is_shown = np.array([t.process == rank and not t.is_meeting for t in graph.threads], np.bool_)[graph.thread]
+    is_shown &= (timeline.start_us < edges[-1]) & (timeline.end_us > edges[0]) & (graph.kind != TaskKind.COMMUNICATION)
+    rows = np.flatnonzero(is_shown & graph.on_gpu)
+    rows = rows if len(rows) else np.flatnonzero(is_shown & graph.on_cpu & graph.working)
     phases = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.NONE)
     work = [_share(timeline, rows[graph.phase[rows] == phase], edges) for phase in phases]
     of_rank = came.rank == index
@@ -136,8 +136,9 @@ def _lane(timeline: Timeline, index: int, came: Attended, edges: Floats, y: int)
     talk = [cover.within(edges[:-1], edges[1:]) if cover else np.zeros(len(edges) - 1) for cover in (waits, moves)]
     upper = _rectangles(work, _WORK, edges, y, LANE * 0.6)
     lower = _rectangles([np.nan_to_num(part) for part in talk], _COMMUNICATION, edges, y + LANE * 0.6, LANE * 0.4)
-    frame = f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT}" height="{LANE}"/>'
-    return f'{frame}<text x="{LEFT - 8}" y="{y + LANE / 2 + 4}" text-anchor="end">rank {rank}</text>{upper}{lower}'
+    frame = f'<rect class="lane" x="{LABEL_WIDTH}" y="{y}" width="{WIDTH - LABEL_WIDTH}" height="{LANE}"/>'
+    label = f'<text x="{LABEL_WIDTH - 8}" y="{y + LANE / 2 + 4}" text-anchor="end">rank {rank}</text>'
+    return f"{frame}{label}{upper}{lower}"
 
 
 def _share(timeline: Timeline, rows: Ints, edges: Floats) -> Floats:
@@ -147,7 +148,7 @@ def _share(timeline: Timeline, rows: Ints, edges: Floats) -> Floats:
 def _rectangles(
     busy: Sequence[Floats], kinds: Sequence[tuple[str, str]], edges: Floats, y: float, height: float
 ) -> str:
-    """Neighbouring pieces of time that most of the time goes to the same in, as one rectangle."""
+    """Adjacent intervals with the same longest activity, as one rectangle each."""
     amounts = np.array(busy)
     length = np.diff(edges)
     code = np.where(amounts.sum(axis=0) > 0.3 * length, amounts.argmax(axis=0), -1)
@@ -157,8 +158,8 @@ def _rectangles(
     for first, last in zip(opens.tolist(), closes.tolist(), strict=True):
         if code[first] < 0:
             continue
-        whole = float(edges[-1] - edges[0])
-        x, until = x_of(float(edges[first] - edges[0]), whole), x_of(float(edges[last] - edges[0]), whole)
+        length_us = float(edges[-1] - edges[0])
+        x, until = x_of(float(edges[first] - edges[0]), length_us), x_of(float(edges[last] - edges[0]), length_us)
         kind, text = kinds[int(code[first])]
         tip = f"{text}, {ms(edges[first] - edges[0])} to {ms(edges[last] - edges[0])} ms"
         drawn.append(
@@ -171,12 +172,12 @@ def _rectangles(
 # Tables
 
 
-def _ranks(found: Findings, rows: int) -> str:
-    shown = sorted(found.ranks, key=lambda rank: -rank.held_up_us)[:rows]
+def _ranks(findings: Findings, rows: int) -> str:
+    shown = sorted(findings.ranks, key=lambda rank: -rank.held_up_us)[:rows]
     cells = [
         (
             str(rank.rank), ms(rank.step_us), ms(rank.work_us), ms(rank.moving_us), ms(rank.waited_us),
-            percent(rank.last), ms(rank.held_up_us), because(found, rank),
+            percent(rank.last), ms(rank.held_up_us), because(findings, rank),
         )
         for rank in shown
     ]  # fmt: skip
@@ -184,20 +185,20 @@ def _ranks(found: Findings, rows: int) -> str:
     return f"<h2>Ranks, ms per step</h2>{table(columns, cells)}"
 
 
-def _groups(found: Findings, rows: int) -> str:
+def _groups(findings: Findings, rows: int) -> str:
     cells = [
         (
             esc(group.name), str(group.ranks), f"{group.count:g}", f"{group.bytes / 1e6:.1f}", ms(group.moving_us),
             ms(group.waited_us), ms(group.exposed_us), percent(group.exposed), ms(group.skew_us),
         )
-        for group in found.groups[:rows]
+        for group in findings.groups[:rows]
     ]  # fmt: skip
     columns = ("group", "ranks", "collectives", "MB", "moving", "waiting", "exposed", "of it", "skew")
     return f"<h2>Process groups, ms per step and rank</h2>{table(columns, cells)}"
 
 
-def _clocks(found: Findings, rows: int) -> str:
-    clocks = found.merged.clocks
+def _clocks(findings: Findings, rows: int) -> str:
+    clocks = findings.merged.clocks
     if len(clocks.hosts) < 2:
         return ""
     cells = [

@@ -53,12 +53,12 @@ class Meetings:
 
     @property
     def count(self) -> int:
-        """How many meetings there are."""
+        """Number of meetings."""
         return len(self.group)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """What every group is called: its name, with its ranks where several share one."""
+        """Label of every group: its name, with its ranks where several share one."""
         count = Counter(group.name for group in self.groups)
         labels: dict[str, int] = {}
         for number, group in enumerate(self.groups):
@@ -68,7 +68,7 @@ class Meetings:
         return tuple(labels)
 
     def name(self, meeting: int) -> str:
-        """What a meeting is called, the same on every rank.
+        """Name of a meeting, the same on every rank.
 
         Names of collectives would be taken for more of them.
         """
@@ -86,7 +86,7 @@ class _Entry:
     step: str
 
     def fits(self, other: _Entry) -> bool:
-        """Whether both may be the same collective: parts of ranks may differ in size, what they reduce may not."""
+        """True if both may be the same collective: parts of ranks may differ in size, what they reduce may not."""
         if {self.kind, other.kind} == {Kind.SEND, Kind.RECV}:
             return True
         same_size = self.bytes == other.bytes or self.bytes != self.bytes or other.bytes != other.bytes
@@ -111,28 +111,28 @@ def pair(
         InputError: most collectives of a group fit none of another rank's; names the file.
     """
     members: dict[Group, dict[int, list[_Entry]]] = {}
-    for index, own in enumerate(collectives):
-        for place in range(len(own)):
-            kind = Kind(own.kind[place])
-            if kind is Kind.OTHER or (kind.point_to_point and own.peer[place] == NONE):
+    for index, of_rank in enumerate(collectives):
+        for place in range(len(of_rank)):
+            kind = Kind(of_rank.kind[place])
+            if kind is Kind.OTHER or (kind.point_to_point and of_rank.peer[place] == NONE):
                 continue
-            group = own.groups[own.group[place]]
+            group = of_rank.groups[of_rank.group[place]]
             if kind.point_to_point:
-                ends = (ranks[index], int(own.peer[place]))
+                ends = (ranks[index], int(of_rank.peer[place]))
                 ends = ends if kind is Kind.SEND else ends[::-1]
                 group = Group(f"{group.name}: {ends[0]} to {ends[1]}", ends)
-            step = steps[index][own.step[place]] if own.step[place] != NONE else ""
-            entry = _Entry(place, kind, float(own.bytes[place]), int(own.sequence[place]), step)
+            step = steps[index][of_rank.step[place]] if of_rank.step[place] != NONE else ""
+            entry = _Entry(place, kind, float(of_rank.bytes[place]), int(of_rank.sequence[place]), step)
             members.setdefault(group, {}).setdefault(index, []).append(entry)
     rows: list[tuple[int, int, int]] = []
-    found: list[tuple[int, int, int, int]] = []
+    meetings: list[tuple[int, int, int, int]] = []
     for number, (group, lists) in enumerate(members.items()):
         for count, meeting in enumerate(_met(group, lists, paths)):
             first, entry = next(iter(meeting.items()))
             kind = Kind.SEND if entry.kind.point_to_point else entry.kind
-            rows += [(len(found), index, member.place) for index, member in meeting.items()]
-            found.append((number, kind, count, int(collectives[first].step[entry.place])))
-    return _meetings(tuple(members), found, rows, collectives, ranks)
+            rows += [(len(meetings), index, member.place) for index, member in meeting.items()]
+            meetings.append((number, kind, count, int(collectives[first].step[entry.place])))
+    return _meetings(tuple(members), meetings, rows, collectives, ranks)
 
 
 def _met(group: Group, lists: dict[int, list[_Entry]], paths: Sequence[Path]) -> list[dict[int, _Entry]]:
@@ -166,11 +166,14 @@ def _met(group: Group, lists: dict[int, list[_Entry]], paths: Sequence[Path]) ->
 
 
 def _identity(lists: dict[int, list[_Entry]]) -> Callable[[_Entry], object]:
-    """What tells entries apart: nothing but their order where all lists agree."""
+    """Key by which entries match: nothing but their order where all lists agree."""
     if all(entry.sequence != NONE for entries in lists.values() for entry in entries):
         return lambda entry: entry.sequence
     first, *others = lists.values()
-    if all(len(first) == len(own) and all(map(_Entry.fits, first, own)) for own in others):
+    if all(
+        len(first) == len(entries_of_rank) and all(map(_Entry.fits, first, entries_of_rank))
+        for entries_of_rank in others
+    ):
         return lambda entry: None
     # Threads that run collectives side by side may begin two of them in either order.
     return lambda entry: (
@@ -193,21 +196,21 @@ def _keyed(entries: list[_Entry], identity: Callable[[_Entry], object]) -> dict[
 
 def _meetings(
     groups: tuple[Group, ...],
-    found: list[tuple[int, int, int, int]],
+    meetings: list[tuple[int, int, int, int]],
     rows: list[tuple[int, int, int]],
     collectives: Sequence[Collectives],
     ranks: Sequence[int],
 ) -> Meetings:
-    group, kind, number, step = np.array(found, np.int64).reshape(-1, 4).T
+    group, kind, number, step = np.array(meetings, np.int64).reshape(-1, 4).T
     meeting, rank, place = np.array(rows, np.int64).reshape(-1, 3).T
     start, end, root = np.empty(len(rows)), np.empty(len(rows)), np.full(len(rows), NONE)
-    own_kind = np.empty(len(rows), np.int64)
-    for index, own in enumerate(collectives):
+    kind_of_row = np.empty(len(rows), np.int64)
+    for index, of_index in enumerate(collectives):
         of_rank = np.flatnonzero(rank == index)
         places = place[of_rank]
-        start[of_rank], end[of_rank] = own.start_us[places], own.end_us[places]
-        root[of_rank], own_kind[of_rank] = own.root[places], own.kind[places]
-    sends, waits = _roles(groups, group[meeting], np.array(ranks, np.int64)[rank], own_kind, root)
+        start[of_rank], end[of_rank] = of_index.start_us[places], of_index.end_us[places]
+        root[of_rank], kind_of_row[of_rank] = of_index.root[places], of_index.kind[places]
+    sends, waits = _roles(groups, group[meeting], np.array(ranks, np.int64)[rank], kind_of_row, root)
     met = np.bincount(rank, minlength=len(collectives))
     return Meetings(
         groups=groups,
@@ -222,14 +225,14 @@ def _meetings(
         waits=waits,
         start_us=start,
         end_us=end,
-        alone=np.array([len(own) for own in collectives], np.int64) - met,
+        alone=np.array([len(of_index) for of_index in collectives], np.int64) - met,
     )
 
 
 def _roles(groups: tuple[Group, ...], group: Ints, rank: Ints, kind: Ints, root: Ints) -> tuple[Flags, Flags]:
     """Which rows send to the others, and which wait for those that send.
 
-    Where nobody knows the root, nobody is taken to wait.
+    Where the root is unknown, no rank is taken to wait.
     """
     symmetric = kind <= Kind.BARRIER
     position = np.array(
@@ -242,7 +245,7 @@ def _roles(groups: tuple[Group, ...], group: Ints, rank: Ints, kind: Ints, root:
     is_root = (root != NONE) & (position == root)
     from_root = np.isin(kind, [k for k in Kind if k.from_root])
     to_root = np.isin(kind, [k for k in Kind if k.to_root])
-    known = root != NONE
-    sends = symmetric | (from_root & is_root) | (to_root & known & ~is_root) | (kind == Kind.SEND)
-    waits = symmetric | (from_root & known & ~is_root) | (to_root & is_root) | (kind == Kind.RECV)
+    has_root = root != NONE
+    sends = symmetric | (from_root & is_root) | (to_root & has_root & ~is_root) | (kind == Kind.SEND)
+    waits = symmetric | (from_root & has_root & ~is_root) | (to_root & is_root) | (kind == Kind.RECV)
     return sends, waits

@@ -1,4 +1,4 @@
-"""What merged ranks show, for people and programs: stragglers, skew, exposed communication, an even load, clocks."""
+"""Findings in merged ranks, for people and programs: stragglers, skew, exposed communication, an even load, clocks."""
 
 from __future__ import annotations
 
@@ -119,8 +119,10 @@ def replay_error(merged: Merged, timeline: Timeline, steps: Sequence[int]) -> fl
     """Mean over ranks and steps of how far a step's replay is from its measured length, as a share of it."""
     measured = merged.measured_us[:, list(steps)]
     replayed = step_lengths_by_rank(timeline)[:, list(steps)]
-    known = np.isfinite(measured) & np.isfinite(replayed) & (measured > 0)
-    return float(np.abs(replayed[known] / measured[known] - 1.0).mean()) if known.any() else float("nan")
+    is_measured = np.isfinite(measured) & np.isfinite(replayed) & (measured > 0)
+    return (
+        float(np.abs(replayed[is_measured] / measured[is_measured] - 1.0).mean()) if is_measured.any() else float("nan")
+    )
 
 
 def _mean(lengths: Floats, steps: Sequence[int]) -> float:
@@ -157,21 +159,21 @@ def _worst(timeline: Timeline, steps: Sequence[int], rows: int) -> list[Skew]:
 # For programs
 
 
-def findings_record(found: Findings) -> dict[str, Any]:
+def findings_record(result: Findings) -> dict[str, Any]:
     """The findings as JSON: times in seconds, mean of the steps."""
-    merged = found.merged
+    merged = result.merged
     kinds = [Kind(kind).text for kind in np.unique(merged.meetings.kind).tolist()]
     return {
         "ranks": len(merged.graph.ranks),
-        "steps": [merged.graph.steps[index].name for index in found.steps],
+        "steps": [merged.graph.steps[index].name for index in result.steps],
         "collectives": merged.meetings.count,
         "kinds": kinds,
         "left_alone": int(merged.meetings.alone.sum()),
-        "step_seconds": seconds(found.step_us),
-        "even_load_seconds": seconds(found.even_us),
-        "replay_error": _rounded(found.error),
-        "replay_error_as_recorded": _rounded(found.error_as_recorded),
-        "stragglers": [rank.rank for rank in found.stragglers],
+        "step_seconds": seconds(result.step_us),
+        "even_load_seconds": seconds(result.even_us),
+        "replay_error": _rounded(result.error),
+        "replay_error_as_recorded": _rounded(result.error_as_recorded),
+        "stragglers": [rank.rank for rank in result.stragglers],
         "by_rank": [
             {
                 "rank": rank.rank,
@@ -182,9 +184,9 @@ def findings_record(found: Findings) -> dict[str, Any]:
                 "waiting_seconds": seconds(rank.waited_us),
                 "last": _rounded(rank.last),
                 "holds_up_seconds": seconds(rank.held_up_us),
-                **_cause_record(found.causes.get(rank.rank)),
+                **_cause_record(result.causes.get(rank.rank)),
             }
-            for rank, path in zip(found.ranks, merged.paths, strict=True)
+            for rank, path in zip(result.ranks, merged.paths, strict=True)
         ],
         "by_group": [
             {
@@ -198,11 +200,11 @@ def findings_record(found: Findings) -> dict[str, Any]:
                 "exposed": _rounded(group.exposed),
                 "skew_seconds": seconds(group.skew_us),
             }
-            for group in found.groups
+            for group in result.groups
         ],
         "slow_links": [
             {"group": each.name, "bytes_per_second": round(each.rate), "usual_bytes_per_second": round(each.usual)}
-            for each in found.slow
+            for each in result.slow
         ],
         "worst": [
             {
@@ -212,7 +214,7 @@ def findings_record(found: Findings) -> dict[str, Any]:
                 "last": each.last,
                 "skew_seconds": seconds(each.skew_us),
             }
-            for each in found.worst
+            for each in result.worst
         ],
         "clocks": [
             {
@@ -239,63 +241,63 @@ def _rounded(value: float) -> float | None:
 # For people
 
 
-def print_findings(found: Findings, rows: int) -> None:
+def print_findings(result: Findings, rows: int) -> None:
     """Tables of the ranks that stand out, the groups, the worst skews and the clocks."""
     from daydream.report.tables import ms, number, percent, table
     from hal.support.tables import print_line, print_table
 
-    merged = found.merged
-    print_line(_headline(found))
+    merged = result.merged
+    print_line(_headline(result))
     print_line()
     ranks = table(
         "Ranks, ms per step", "rank", "step", "works", "moves data", "waits", "last to come", "holds up", "because"
     )
-    shown = sorted(found.ranks, key=lambda rank: -rank.held_up_us)[:rows]
+    shown = sorted(result.ranks, key=lambda rank: -rank.held_up_us)[:rows]
     for rank in shown:
         ranks.add_row(
             str(rank.rank), ms(rank.step_us), ms(rank.work_us), ms(rank.moving_us), ms(rank.waited_us),
-            percent(rank.last), ms(rank.held_up_us), because(found, rank),
+            percent(rank.last), ms(rank.held_up_us), because(result, rank),
         )  # fmt: skip
     print_table(ranks)
-    if len(found.ranks) > rows:
-        print_line(f"{len(found.ranks) - rows} ranks more hold the others up for less")
+    if len(result.ranks) > rows:
+        print_line(f"{len(result.ranks) - rows} ranks more hold the others up for less")
     print_line()
     groups = table(
         "Process groups, ms per step and rank",
         "group", "ranks", "collectives", "MB", "moving", "waiting", "exposed", "of it", "skew",
     )  # fmt: skip
-    for group in found.groups[:rows]:
+    for group in result.groups[:rows]:
         groups.add_row(
-            _plain(group.name), str(group.ranks), f"{group.count:g}", number(group.bytes / 1e6), ms(group.moving_us),
+            _text(group.name), str(group.ranks), f"{group.count:g}", number(group.bytes / 1e6), ms(group.moving_us),
             ms(group.waited_us), ms(group.exposed_us), percent(group.exposed), ms(group.skew_us),
         )  # fmt: skip
     print_table(groups)
     print_line()
     worst = table("Collectives that ranks came to most apart", "collective", "group", "step", "last", "apart, ms")
-    for each in found.worst[: min(rows, 5)]:
-        worst.add_row(_plain(each.name), _plain(each.group), _plain(each.step), str(each.last), ms(each.skew_us))
+    for each in result.worst[: min(rows, 5)]:
+        worst.add_row(_text(each.name), _text(each.group), _text(each.step), str(each.last), ms(each.skew_us))
     print_table(worst)
     if len(merged.clocks.hosts) > 1:
         print_line()
         clocks = table("Clocks", "host", "behind, us", "drift, us/s", "jitter, us")
         for index, host in enumerate(merged.clocks.hosts[:rows]):
             clocks.add_row(
-                _plain(host), number(merged.clocks.offset_us[index]), number(merged.clocks.drift[index] * 1e6),
+                _text(host), number(merged.clocks.offset_us[index]), number(merged.clocks.drift[index] * 1e6),
                 number(merged.clocks.jitter_us[index]),
             )  # fmt: skip
         print_table(clocks)
     print_line()
-    for sentence in conclusions(found):
+    for sentence in conclusions(result):
         print_line(sentence)
 
 
-def because(found: Findings, rank: RankTimes) -> str:
+def because(result: Findings, rank: RankTimes) -> str:
     """Why a rank holds the others up; a dash for one that does not, or for several reasons."""
-    cause = found.causes.get(rank.rank)
+    cause = result.causes.get(rank.rank)
     return "-" if cause is None else cause.cause.text
 
 
-def _plain(text: str) -> Any:
+def _text(text: str) -> Any:
     """A cell without markup: names hold brackets."""
     from rich.text import Text
 
@@ -304,8 +306,8 @@ def _plain(text: str) -> Any:
     return Text(short(text))
 
 
-def _headline(found: Findings) -> str:
-    merged = found.merged
+def _headline(result: Findings) -> str:
+    merged = result.merged
     hosts = len(merged.clocks.hosts)
     return (
         f"{len(merged.graph.ranks)} ranks with {hosts} clock{'' if hosts == 1 else 's'}, "
@@ -313,41 +315,41 @@ def _headline(found: Findings) -> str:
     )
 
 
-def _late_text(rank: RankTimes, found: Findings) -> str:
+def _late_text(rank: RankTimes, result: Findings) -> str:
     """A rank that holds the others up, for how long, and why."""
     from daydream.report.tables import ms
 
-    cause = found.causes.get(rank.rank)
+    cause = result.causes.get(rank.rank)
     why = "for several reasons" if cause is None else f"{cause.cause.text} {ms(cause.without_us)}"
     return f"{rank.rank} ({ms(rank.held_up_us)} ms, {why})"
 
 
-def conclusions(found: Findings) -> list[str]:
-    """What the figures say, a sentence each."""
+def conclusions(result: Findings) -> list[str]:
+    """Conclusions from the figures, a sentence each."""
     from daydream.report.tables import ms, percent
 
-    merged = found.merged
-    sentences = [f"step {ms(found.step_us)} ms, replayed within {percent(found.error)}"]
-    if np.isfinite(found.error_as_recorded):
-        sentences[0] += f" (with clocks as recorded: {percent(found.error_as_recorded)})"
-    late = found.stragglers
+    merged = result.merged
+    sentences = [f"step {ms(result.step_us)} ms, replayed within {percent(result.error)}"]
+    if np.isfinite(result.error_as_recorded):
+        sentences[0] += f" (with clocks as recorded: {percent(result.error_as_recorded)})"
+    late = result.stragglers
     if late:
-        named = ", ".join(_late_text(rank, found) for rank in late[:5])
+        named = ", ".join(_late_text(rank, result) for rank in late[:5])
         more = f" and {len(late) - 5} more" if len(late) > 5 else ""
         sentences.append(f"ranks that hold the others up: {named}{more}")
     else:
         sentences.append(f"no rank holds the others up for {percent(STRAGGLES)} of a step")
-    for group in found.slow[:5]:
+    for group in result.slow[:5]:
         rates = f"{group.rate / 1e9:.3g} GB/s a rank, groups like it {group.usual / 1e9:.3g}"
         sentences.append(f"slow link: group {group.name} moves {rates}")
-    saved = found.step_us - found.even_us
-    sentences.append(f"under an even load {ms(found.even_us)} ms: {percent(saved, found.step_us)} less")
-    apart = [
+    saved = result.step_us - result.even_us
+    sentences.append(f"under an even load {ms(result.even_us)} ms: {percent(saved, result.step_us)} less")
+    unmet = [
         host for host, jitter in zip(merged.clocks.hosts, merged.clocks.jitter_us, strict=True) if jitter != jitter
     ]
-    if found.merged.aligned and apart and len(merged.clocks.hosts) > 1:
-        sentences.append(f"clocks as recorded, since they met no other: {', '.join(apart[:5])}")
-    alone = int(found.merged.meetings.alone.sum())
+    if result.merged.aligned and unmet and len(merged.clocks.hosts) > 1:
+        sentences.append(f"clocks as recorded, since they met no other: {', '.join(unmet[:5])}")
+    alone = int(result.merged.meetings.alone.sum())
     if alone:
         sentences.append(f"{alone} collectives were recorded on some of their ranks only, and stay as they are")
     return sentences

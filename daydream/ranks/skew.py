@@ -22,7 +22,7 @@ class Attended(NamedTuple):
         meeting: row of the graph.
         rank: index into the graph's ranks.
         task: what moves the data.
-        arrived_us: when the rank had come; NaN for one that nobody waits for.
+        arrived_us: when the rank had come; NaN for one that no other waits for.
         begun_us: when it began to move data.
         ended_us: when it was done.
     """
@@ -48,7 +48,7 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes:
-    """What a rank does in a step, mean of the steps, microseconds.
+    """Times of a rank in a step, mean of the steps, microseconds.
 
     Attributes:
         rank: its number.
@@ -71,7 +71,7 @@ class RankTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTimes:
-    """What the collectives of a process group take in a step, mean of its ranks and of the steps, microseconds.
+    """Times of a process group's collectives in a step, mean of its ranks and of the steps, microseconds.
 
     Attributes:
         name: the group.
@@ -96,8 +96,8 @@ class GroupTimes:
     @property
     def exposed(self) -> float:
         """Share of the communication that nothing hides; NaN without any."""
-        whole = self.moving_us + self.waited_us
-        return self.exposed_us / whole if whole > 0 else float("nan")
+        total_us = self.moving_us + self.waited_us
+        return self.exposed_us / total_us if total_us > 0 else float("nan")
 
 
 def attended(timeline: Timeline) -> Attended:
@@ -108,7 +108,7 @@ def attended(timeline: Timeline) -> Attended:
     leaves = np.flatnonzero(met[graph.edge_source])
     comes = np.flatnonzero(met[graph.edge_target])
     task = graph.edge_target[leaves]
-    # What a rank does to come stands before what it does there, also where it waits for nobody.
+    # What a rank does to come stands before what it does there, also where it waits for no other.
     arrived = np.full(len(leaves), np.nan)
     size = len(graph.ranks)
     keys = graph.edge_target[comes] * size + rank_of[graph.edge_source[comes]]
@@ -116,8 +116,8 @@ def attended(timeline: Timeline) -> Attended:
     wanted = graph.edge_source[leaves] * size + rank_of[task]
     place = np.minimum(np.searchsorted(keys[order], wanted), max(len(order) - 1, 0))
     if len(order):
-        found = keys[order[place]] == wanted
-        arrived[found] = timeline.end_us[graph.edge_source[comes[order[place[found]]]]]
+        attends = keys[order[place]] == wanted
+        arrived[attends] = timeline.end_us[graph.edge_source[comes[order[place[attends]]]]]
     rows = np.lexsort((rank_of[task], graph.edge_source[leaves]))
     return Attended(
         meeting=graph.edge_source[leaves][rows],
@@ -175,7 +175,7 @@ def rank_times(timeline: Timeline, steps: Sequence[int]) -> list[RankTimes]:
     size = len(graph.ranks)
     meeting, last, _, behind = skews(rows)
     came_last = np.bincount(last, minlength=size)
-    held_up = np.bincount(last, behind, size)
+    delayed_by_last = np.bincount(last, behind, size)
     waited = np.bincount(rows.rank, np.nan_to_num(rows.begun_us - rows.arrived_us), size)
     moving = np.bincount(rows.rank, rows.ended_us - rows.begun_us, size)
     met = np.bincount(rows.rank[np.isin(rows.meeting, meeting)], minlength=size)
@@ -188,13 +188,13 @@ def rank_times(timeline: Timeline, steps: Sequence[int]) -> list[RankTimes]:
             moving_us=float(moving[index]) / count,
             waited_us=float(waited[index]) / count,
             last=float(came_last[index] / met[index]) if met[index] else 0.0,
-            held_up_us=float(held_up[index]) / count,
+            held_up_us=float(delayed_by_last[index]) / count,
         )
         for index in range(size)
     ]
 
 
-def held_up(timeline: Timeline, steps: Sequence[int]) -> Floats:
+def delayed_by_last(timeline: Timeline, steps: Sequence[int]) -> Floats:
     """By how much later than the last but one every rank comes to the meetings of these steps, microseconds a step."""
     graph = timeline.graph
     _, last, _, behind = skews(_of_steps(graph, attended(timeline), steps))
@@ -210,17 +210,17 @@ def group_times(timeline: Timeline, steps: Sequence[int]) -> list[GroupTimes]:
     exposed = _exposed(rows, busy(timeline))
     groups = []
     for thread in np.unique(channel).tolist():
-        own = rows.chosen(channel == thread)
-        members = len(np.unique(own.rank))
+        attendance = rows.chosen(channel == thread)
+        members = len(np.unique(attendance.rank))
         of_skew = skew[graph.thread[meeting] == thread]
         groups.append(
             GroupTimes(
                 name=graph.threads[thread].label.removeprefix("group "),
                 ranks=members,
-                count=len(np.unique(own.meeting)) / count,
-                bytes=float(graph.bytes[own.task].sum()) / members / count,
-                moving_us=float((own.ended_us - own.begun_us).sum()) / members / count,
-                waited_us=float(np.nan_to_num(own.begun_us - own.arrived_us).sum()) / members / count,
+                count=len(np.unique(attendance.meeting)) / count,
+                bytes=float(graph.bytes[attendance.task].sum()) / members / count,
+                moving_us=float((attendance.ended_us - attendance.begun_us).sum()) / members / count,
+                waited_us=float(np.nan_to_num(attendance.begun_us - attendance.arrived_us).sum()) / members / count,
                 exposed_us=float(exposed[channel == thread].sum()) / members / count,
                 skew_us=float(of_skew.mean()) if len(of_skew) else 0.0,
             )
@@ -245,10 +245,10 @@ def busy(timeline: Timeline) -> list[Cover]:
     bounds = np.searchsorted(rank[rows], np.arange(len(graph.ranks) + 1))
     covers = []
     for index in range(len(graph.ranks)):
-        own = rows[bounds[index] : bounds[index + 1]]
-        streams = own[on_gpu[own]]
-        own, end = (streams, timeline.end_us) if len(streams) else (own, until)
-        covers.append(Cover(timeline.start_us[own], end[own]))
+        tasks = rows[bounds[index] : bounds[index + 1]]
+        streams = tasks[on_gpu[tasks]]
+        tasks, end = (streams, timeline.end_us) if len(streams) else (tasks, until)
+        covers.append(Cover(timeline.start_us[tasks], end[tasks]))
     return covers
 
 
@@ -258,8 +258,8 @@ def _work(timeline: Timeline, covers: Sequence[Cover], steps: Sequence[int]) -> 
     rank = _ranks(graph)
     marks = np.flatnonzero((graph.mark != Mark.NONE) & np.isin(graph.step, list(steps)))
     if not len(marks):
-        whole = np.zeros(1), np.array([timeline.makespan_us])
-        return np.array([cover.within(*whole)[0] for cover in covers])
+        all_time = np.zeros(1), np.array([timeline.makespan_us])
+        return np.array([cover.within(*all_time)[0] for cover in covers])
     begins, ends = marks[graph.mark[marks] == Mark.STEP_BEGIN], marks[graph.mark[marks] == Mark.STEP_END]
     work = np.zeros(len(covers))
     for index, cover in enumerate(covers):
@@ -274,6 +274,6 @@ def _exposed(rows: Attended, covers: Sequence[Cover]) -> Floats:
     begin = np.where(np.isnan(rows.arrived_us), rows.begun_us, rows.arrived_us)
     hidden = np.zeros(len(begin))
     for index in np.unique(rows.rank).tolist():
-        own = rows.rank == index
-        hidden[own] = covers[index].within(begin[own], rows.ended_us[own])
+        is_of_rank = rows.rank == index
+        hidden[is_of_rank] = covers[index].within(begin[is_of_rank], rows.ended_us[is_of_rank])
     return np.asarray(rows.ended_us - begin - hidden, np.float64)

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 FIRST_BUCKET_BYTES = 1 << 20
-#: How DistributedDataParallel cuts gradients into buckets unless told otherwise: a small one first.
+#: Buckets of DistributedDataParallel by default: a small one first.
 BUCKET_BYTES = 25 << 20
 
 #: Modules that only hold another one: it is that one's paths which name parameters.
@@ -97,7 +97,7 @@ class ModelWatch:
         ]
         names = [self._parameters[id(parameter)][0] for parameter in parameters if id(parameter) in self._parameters]
         if len(names) == len(parameters):
-            buckets = _told_buckets(replicated, names)
+            buckets = _reported_buckets(replicated, names)
             if buckets:
                 return buckets
         # The reducer's private interface is not what it was: its documented rule then.
@@ -174,7 +174,7 @@ class ModelWatch:
         return None
 
 
-def _told_buckets(replicated: Any, names: Sequence[str]) -> list[list[str]] | None:
+def _reported_buckets(replicated: Any, names: Sequence[str]) -> list[list[str]] | None:
     """The buckets that the reducer made after its first step, as its log tells them; None if it does not."""
     try:
         indices = replicated._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]

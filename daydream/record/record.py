@@ -32,7 +32,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Recorded:
-    """How a recording of a script ended."""
+    """Outcome of recording a script."""
 
     path: Path | None
     """The trace, or None if none was written."""
@@ -283,7 +283,7 @@ class _Enough(SystemExit):
 
 @dataclass(frozen=True)
 class _Schedule:
-    """What the profiler does in each step: `steps` are recorded after `warmup` others.
+    """Action of the profiler in each step: `steps` are recorded after `warmup` others.
 
     With a prelude, step 0 comes before these, and is recorded since it may be all there is.
     """

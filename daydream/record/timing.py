@@ -15,7 +15,7 @@ ROUNDS, CALLS = 15, 200
 
 
 def custom_call_us(torch: Any) -> float:
-    """What a call of an operator costs that takes three tensors, allocates its small result and does nothing.
+    """Cost of a call of an operator that takes three tensors, allocates its small result and does nothing.
 
     In microseconds, the median of several rounds, by the way that `roller.torch_op` registers operators.
     """
@@ -36,7 +36,7 @@ def call_seconds(call: Callable[[], Any]) -> float:
 
 
 class _Nothing:
-    """An operator of a processor's bundle, as far as PyTorch is told of one, whose kernel returns at once."""
+    """An operator of a processor's bundle, as it is registered with PyTorch, whose kernel returns at once."""
 
     inputs = tuple(Argument(name=name, role="input", dtype="float32", shape=(16,)) for name in ("A", "B", "C"))
     output = Argument(name="Out", role="output", dtype="float32", shape=(16,))
@@ -62,7 +62,7 @@ def _empty(torch: Any) -> Any:
 
 
 class TimedSteps:
-    """Steps that nothing records, for how long they take; and what a call of a custom operator costs beside.
+    """Times of steps without a profiler, and the cost of a custom operator's call.
 
     Attributes:
         wanted: how many; 0 for none.
@@ -90,7 +90,7 @@ class TimedSteps:
         return len(self._seconds) > self.wanted
 
     def metadata(self) -> dict[str, Any]:
-        """What a trace keeps of it: `timed_seconds` of every step, and `custom_call_us`; nothing if not begun."""
+        """Entries of a trace: `timed_seconds` of every step, and `custom_call_us`; nothing if not begun."""
         if self._call_us is None:
             return {}
         return {"timed_seconds": self._seconds[1:], "custom_call_us": round(self._call_us, 3)}

@@ -1,1 +1,1 @@
-"""A simulated timeline told: breakdowns, tables, HTML, Chrome trace."""
+"""Reports of a simulated timeline: breakdowns, tables, HTML, Chrome trace."""

@@ -163,7 +163,7 @@ def mean_busy(parts: Sequence[Busy]) -> Busy:
 
 
 def ratio(before_us: float, after_us: float) -> float:
-    """How many times as fast; infinite where nothing is left of something.
+    """Factor of speed; infinite where nothing is left of something.
 
     >>> ratio(30.0, 20.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
     (1.5, 1.0, inf)

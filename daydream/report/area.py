@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.report.picture import LEFT, WIDTH, axis, x_of
+from daydream.report.picture import LABEL_WIDTH, WIDTH, axis, x_of
 from daydream.report.style import esc
 from daydream.trace.trace import Floats, Ints
 
@@ -96,6 +96,6 @@ def _scale(most: float) -> str:
     parts = []
     for amount in np.arange(0.0, most * 1.0001, every).tolist():
         y = TOP + HEIGHT * (1 - amount / most)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{amount / 1e6:g} MB</text>')
+        parts.append(f'<line class="grid" x1="{LABEL_WIDTH}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LABEL_WIDTH - 8}" y="{y + 4:.1f}" text-anchor="end">{amount / 1e6:g} MB</text>')
     return "".join(parts)

@@ -75,8 +75,8 @@ class Arithmetic:
         """The peaks of these tasks, that with most FLOPs first."""
         rows = rows[self.known[rows]]
         flops = np.bincount(self.peak[rows], self.flops[rows], len(self.rates)).tolist()
-        whole = sum(flops) or 1.0
-        shares = [PeakShare(rate, amount / whole) for rate, amount in zip(self.rates, flops, strict=True) if amount]
+        total = sum(flops) or 1.0
+        shares = [PeakShare(rate, amount / total) for rate, amount in zip(self.rates, flops, strict=True) if amount]
         return tuple(sorted(shares, key=lambda each: -each.share))
 
 
@@ -128,8 +128,8 @@ def _filled(work: Arithmetic, graph: TaskGraph, kernels: Ints, board: DeviceSpec
         working = call.rows[~serves[call.rows]]
         working = working if len(working) else call.rows
         durations = graph.duration_us[working]
-        whole = float(durations.sum())
-        parts = durations / whole if whole > 0 else np.full(len(working), 1 / len(working))
+        total_us = float(durations.sum())
+        parts = durations / total_us if total_us > 0 else np.full(len(working), 1 / len(working))
         work.flops[working], work.bytes[working] = call.work.flops * parts, call.work.bytes * parts
         work.peak_us[working] = work.flops[working] / rate.flops_per_second * 1e6
         work.known[call.rows] = True

@@ -20,7 +20,7 @@ from hal.support.errors import InputError, listed
 
 
 class Resource(IntEnum):
-    """What a task occupies, and what may be the bottleneck of a step."""
+    """Resource that a task occupies, and that may be the bottleneck of a step."""
 
     CPU = 0
     COMPUTE = 1
@@ -285,7 +285,7 @@ def step_breakdowns(timeline: Timeline, steps: Sequence[int]) -> list[StepBreakd
     begin, end = windows(graph, timeline.start_us, timeline.end_us)
     busy = _busy(graph, timeline.start_us, timeline.end_us, begin, end)
     critical = _critical(timeline, begin, end).tolist()
-    whole = [
+    breakdowns = [
         StepBreakdown(
             index=index,
             name=step.name,
@@ -299,7 +299,7 @@ def step_breakdowns(timeline: Timeline, steps: Sequence[int]) -> list[StepBreakd
             zip(graph.steps, begin.tolist(), end.tolist(), busy, critical, strict=True)
         )
     ]
-    return [whole[index] for index in steps]
+    return [breakdowns[index] for index in steps]
 
 
 def operator_text(graph: TaskGraph, row: int) -> str:
@@ -308,30 +308,30 @@ def operator_text(graph: TaskGraph, row: int) -> str:
     return graph.text(row) if operator == NONE or graph.trace is None else graph.trace.text(operator)
 
 
-def blamed_text(graph: TaskGraph, row: int, held_us: float) -> str:
+def blamed_text(graph: TaskGraph, row: int, delay_us: float) -> str:
     """The operator of a CPU task that held others up for so long, said otherwise where most of that is not its own.
 
     The rest is the gap behind the task, or the lag until what it set off began.
     """
     text = operator_text(graph, row)
-    return f"untraced, after {text}" if held_us > 2 * graph.duration_us[row] else text
+    return f"untraced, after {text}" if delay_us > 2 * graph.duration_us[row] else text
 
 
 def path_tasks(timeline: Timeline, steps: Sequence[int], limit: int) -> list[tuple[Resource, Share]]:
-    """What is longest on the critical path within these steps: kernels by name, CPU tasks by operator, per step."""
+    """Longest tasks on the critical path within these steps: kernels by name, CPU tasks by operator, per step."""
     graph = timeline.graph
     rows, start, until = critical_segments(timeline)
     begin, end = windows(graph, timeline.start_us, timeline.end_us)
     chosen = sorted(steps, key=lambda index: begin[index])
     steps_cover = Cover(begin[chosen], end[chosen])
     inside = steps_cover.within(start, until)
-    held = until - start
-    rows, inside, held = rows[inside > 0], inside[inside > 0], held[inside > 0]
+    length_us = until - start
+    rows, inside, length_us = rows[inside > 0], inside[inside > 0], length_us[inside > 0]
     kinds = resources(graph)[rows].tolist()
     on_cpu = graph.on_cpu[rows].tolist()
     texts = [
         blamed_text(graph, row, length) if cpu else graph.text(row)
-        for row, cpu, length in zip(rows, on_cpu, held, strict=True)
+        for row, cpu, length in zip(rows, on_cpu, length_us, strict=True)
     ]
     place_of: dict[tuple[int, str], int] = {}
     places = np.array([place_of.setdefault(key, len(place_of)) for key in zip(kinds, texts, strict=True)], np.int64)
@@ -350,9 +350,9 @@ def _table(names: Sequence[str], places: Ints, amount: Floats, steps: int, limit
     order = order[count[order] > 0][:limit]
     shares = []
     for i in order.tolist():
-        whole = float(total[i])
+        total_us = float(total[i])
         shares.append(
-            (i, Share(names[i], float(count[i]) / steps, whole / steps, whole / everything, float(longest[i])))
+            (i, Share(names[i], float(count[i]) / steps, total_us / steps, total_us / everything, float(longest[i])))
         )
     return shares
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from daydream.report.analysis import Analysis, Comparison, compared, mean_busy, ratio
 from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_times, path_tasks, top_kernels
-from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
+from daydream.report.idle import BETWEEN_TASKS, COMMUNICATION, COPY, LAUNCH, LOADING, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
 from daydream.report.tables import ACHIEVED, PACED, achieved
@@ -33,7 +33,7 @@ _REASONS = {
     COPY: "copy",
     COMMUNICATION: "comm",
     STREAM: "compute",
-    OWN: "other",
+    BETWEEN_TASKS: "other",
 }
 
 Named = list[tuple[str, Analysis]]
@@ -96,9 +96,9 @@ def _subtitle(before: Analysis) -> str:
 def _steps_text(analysis: Analysis) -> str:
     steps = analysis.timeline.graph.steps
     names = [steps[index].name for index in analysis.steps]
-    left_out = len(steps) - len(names)
+    omitted = len(steps) - len(names)
     text = names[0] if len(names) == 1 else f"mean of {len(names)} steps ({names[0]} to {names[-1]})"
-    return text + (f", {left_out} of {len(steps)} left out" if left_out else "")
+    return text + (f", {omitted} of {len(steps)} left out" if omitted else "")
 
 
 # Sections
@@ -128,8 +128,8 @@ def _headline(before: Analysis, after: Analysis | None) -> str:
 
 
 def _of_path(analysis: Analysis) -> str:
-    whole = sum(analysis.critical_us)
-    return f"{100 * max(analysis.critical_us) / whole:.0f} % of the critical path" if whole else ""
+    total_us = sum(analysis.critical_us)
+    return f"{100 * max(analysis.critical_us) / total_us:.0f} % of the critical path" if total_us else ""
 
 
 def _passes(applied: Sequence[AppliedPass]) -> str:
@@ -148,8 +148,8 @@ def _warnings(warnings: Sequence[str]) -> str:
 def _steps(before: Analysis, after: Analysis | None) -> str:
     steps = before.timeline.graph.steps
     predicted = after.step_times if after else before.step_times
-    own_us = np.array([step.length_us for step in before.step_times])
-    comparison = compared(before, after) if after else Comparison(own_us, own_us, paced=False)
+    recorded_us = np.array([step.length_us for step in before.step_times])
+    comparison = compared(before, after) if after else Comparison(recorded_us, recorded_us, paced=False)
     lengths = list(zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True))
     longest = max((max(each) for each in lengths), default=0)
     rows = []
@@ -215,7 +215,7 @@ def _bars(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]], float]]) -
 
 
 def _busy_parts(busy: Busy) -> list[tuple[str, float, str]]:
-    """As in figure 4.6; time in which only the network works is told from time in which nothing does."""
+    """As in figure 4.6, with time in which only the network works apart from time in which nothing does."""
     amounts = (busy.both_us, busy.gpu_only_us, busy.cpu_only_us)
     parts = [(kind, amount, text) for (kind, text), amount in zip(_BUSY[:3], amounts, strict=True)]
     parts.append(("comm", busy.communication_us, "only the network"))

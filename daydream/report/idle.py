@@ -23,13 +23,13 @@ LOADING = "data loading"
 COPY = "waiting for a copy"
 COMMUNICATION = "waiting for communication"
 STREAM = "waiting for another stream"
-OWN = "between tasks of the stream"
+BETWEEN_TASKS = "between tasks of the stream"
 #: Pauses below this are rounding, microseconds.
 _SHORTEST_US = 1e-6
 
 #: What a pause is put down to. SYNCHRONISED: the CPU had nothing queued because it had waited for the GPU, during this
 #: pause or as it began; LAUNCH: it was merely too slow.
-REASONS = (LAUNCH, SYNCHRONISED, LOADING, COPY, COMMUNICATION, STREAM, OWN)
+REASONS = (LAUNCH, SYNCHRONISED, LOADING, COPY, COMMUNICATION, STREAM, BETWEEN_TASKS)
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,12 @@ def _explain(
         count[lane] += 1
         reasons = by_reason[lane]
         until, blocker, waited_cpu = start[task], cause[task], 0.0
-        own_lane = thread[task]
+        lane_of_task = thread[task]
         while blocker != NONE and until > begin:
             amount = until - max(start[blocker], begin)
             until = start[blocker]
             if not on_cpu[blocker]:
-                reasons[_gpu_reason(kind[blocker], thread[blocker] == own_lane)] += amount
+                reasons[_gpu_reason(kind[blocker], thread[blocker] == lane_of_task)] += amount
             elif kind[blocker] == TaskKind.DATA_LOADING:
                 reasons[LOADING] += amount
             else:
@@ -160,7 +160,7 @@ def _gpu_reason(kind: int, same_lane: bool) -> str:
     if kind == TaskKind.COMMUNICATION:
         return COMMUNICATION
     if same_lane:
-        return OWN
+        return BETWEEN_TASKS
     return COPY if kind in (TaskKind.MEMCPY, TaskKind.MEMSET) else STREAM
 
 
@@ -173,6 +173,6 @@ def _operators(timeline: Timeline, by_task: dict[int, float], steps: int, limit:
         amounts[name] += amount
         counts[name] += 1
         longest[name] = max(longest[name], amount)
-    whole = sum(amounts.values()) or 1.0
+    total_us = sum(amounts.values()) or 1.0
     order = sorted(amounts, key=lambda name: -amounts[name])[:limit]
-    return [Share(n, counts[n] / steps, amounts[n] / steps, amounts[n] / whole, longest[n]) for n in order]
+    return [Share(n, counts[n] / steps, amounts[n] / steps, amounts[n] / total_us, longest[n]) for n in order]

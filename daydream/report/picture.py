@@ -13,7 +13,7 @@ from daydream.report.style import RESOURCE_CLASSES, esc, ms
 from daydream.trace.trace import Floats, Ints
 
 #: Units of the drawing: all, names of lanes, height of a lane, space between.
-WIDTH, LEFT, LANE, GAP = 1180, 165, 26, 8
+WIDTH, LABEL_WIDTH, LANE, GAP = 1180, 165, 26, 8
 
 #: Pieces of time; a lane never has more rectangles.
 BINS = 500
@@ -36,16 +36,16 @@ class _Lane:
 def picture(timeline: Timeline, step: int, longest_us: float) -> str:
     """A step of a timeline as SVG. `longest_us` is what the whole width stands for."""
     begin, end = (float(column[step]) for column in windows(timeline.graph, timeline.start_us, timeline.end_us))
-    lanes, left_out = _lanes(timeline, begin, end)
+    lanes, hidden = _lanes(timeline, begin, end)
     edges = begin + np.linspace(0.0, longest_us, BINS + 1)
     edges = np.append(edges[edges < end], end)
     top = 22
     parts = [_critical_lane(timeline, edges, begin, longest_us, top)]
     for place, lane in enumerate(lanes, start=1):
         parts.append(_lane(timeline, lane, edges, begin, longest_us, top + place * (LANE + GAP)))
-    height = top + (len(lanes) + 1) * (LANE + GAP) + (16 if left_out else 0)
+    height = top + (len(lanes) + 1) * (LANE + GAP) + (16 if hidden else 0)
     ruler = axis(longest_us, end - begin, height)
-    note = f'<text class="faint" x="{LEFT}" y="{height - 4}">{esc(left_out)}</text>' if left_out else ""
+    note = f'<text class="faint" x="{LABEL_WIDTH}" y="{height - 4}">{esc(hidden)}</text>' if hidden else ""
     label = f"Timeline of {esc(timeline.graph.steps[step].name)}"
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{ruler}{"".join(parts)}{note}</svg>'
 
@@ -56,11 +56,11 @@ def _lanes(timeline: Timeline, begin: float, end: float) -> tuple[list[_Lane], s
     shown = (timeline.start_us < end) & (cpu_busy_until(graph, timeline.end_us) > begin) & (graph.duration_us > 0)
     load = np.bincount(graph.thread[shown], graph.duration_us[shown], len(graph.threads))
     order = [i for i in np.argsort(-load, kind="stable").tolist() if load[i] > 0]
-    kept = sorted(order[:MOST_LANES], key=lambda i: (_rank(graph, i), -load[i]))
-    by_thread = {i: np.flatnonzero(shown & (graph.thread == i)) for i in kept}
-    left_out = len(order) - len(kept)
-    note = f"{left_out} more threads and streams with less to do are not shown" if left_out else ""
-    return [_Lane(_label(graph, i), by_thread[i]) for i in kept], note
+    threads = sorted(order[:MOST_LANES], key=lambda i: (_rank(graph, i), -load[i]))
+    by_thread = {i: np.flatnonzero(shown & (graph.thread == i)) for i in threads}
+    hidden_count = len(order) - len(threads)
+    note = f"{hidden_count} more threads and streams with less to do are not shown" if hidden_count else ""
+    return [_Lane(_label(graph, i), by_thread[i]) for i in threads], note
 
 
 def _rank(graph: TaskGraph, thread: int) -> int:
@@ -123,16 +123,16 @@ def _critical_lane(timeline: Timeline, edges: Floats, begin: float, longest_us: 
 
 
 def _frame(label: str, edges: Floats, begin: float, longest_us: float, y: int) -> str:
-    width = _x(edges[-1], begin, longest_us) - LEFT
+    width = _x(edges[-1], begin, longest_us) - LABEL_WIDTH
     return (
-        f'<rect class="lane" x="{LEFT}" y="{y}" width="{width:.1f}" height="{LANE}"/>'
-        f'<text x="{LEFT - 8}" y="{y + LANE / 2 + 4}" text-anchor="end">{esc(label)}</text>'
+        f'<rect class="lane" x="{LABEL_WIDTH}" y="{y}" width="{width:.1f}" height="{LANE}"/>'
+        f'<text x="{LABEL_WIDTH - 8}" y="{y + LANE / 2 + 4}" text-anchor="end">{esc(label)}</text>'
     )
 
 
 def x_of(time_us: float, longest_us: float) -> float:
     """Where a time since the picture's begin is drawn."""
-    return LEFT + (WIDTH - LEFT) * time_us / longest_us if longest_us else LEFT
+    return LABEL_WIDTH + (WIDTH - LABEL_WIDTH) * time_us / longest_us if longest_us else LABEL_WIDTH
 
 
 def _x(time_us: float, begin: float, longest_us: float) -> float:

@@ -20,8 +20,8 @@ def returns(graph: TaskGraph) -> Ints:
     rows = np.flatnonzero((graph.event != NONE) & (graph.following != NONE) & graph.on_cpu)
     rows = rows[second[graph.name[rows]] != NONE]
     after = graph.following[rows]
-    whole = (graph.name[after] == second[graph.name[rows]]) & (graph.event[after] == NONE)
-    call_of[rows[whole]] = after[whole]
+    is_return = (graph.name[after] == second[graph.name[rows]]) & (graph.event[after] == NONE)
+    call_of[rows[is_return]] = after[is_return]
     return call_of
 
 
@@ -78,9 +78,12 @@ def moved(timeline: Timeline, time_us: Floats, thread: Ints) -> Floats:
     lane = trace.thread[graph.event[tasks]]
     result = time_us.astype(np.float64)
     for each in np.unique(thread).tolist():
-        own = tasks[lane == each] if (lane == each).any() else tasks
-        own = own[np.argsort(graph.recorded_us[own], kind="stable")]
-        recorded_us, shift_us = graph.recorded_us[own], timeline.start_us[own] - graph.recorded_us[own]
+        tasks_of_thread = tasks[lane == each] if (lane == each).any() else tasks
+        tasks_of_thread = tasks_of_thread[np.argsort(graph.recorded_us[tasks_of_thread], kind="stable")]
+        recorded_us, shift_us = (
+            graph.recorded_us[tasks_of_thread],
+            timeline.start_us[tasks_of_thread] - graph.recorded_us[tasks_of_thread],
+        )
         last = np.maximum(np.searchsorted(recorded_us, time_us, side="right") - 1, 0)
         result = np.where(thread == each, time_us + shift_us[last], result)
     # Threads that move apart do not change what was first.

@@ -101,12 +101,12 @@ def tile(label: str, value: str, note: str = "", kind: str = "") -> str:
     return f'<div class="tile">{head}{shown}</div>'
 
 
-def bar(parts: Iterable[tuple[str, float, str]], whole: float, *, thin: bool = False) -> str:
-    """A stacked bar of (CSS class, amount, tooltip), as wide as its share of `whole`."""
+def bar(parts: Iterable[tuple[str, float, str]], total: float, *, thin: bool = False) -> str:
+    """A stacked bar of (CSS class, amount, tooltip), as wide as its share of `total`."""
     pieces = "".join(
-        f'<span class="{kind}" style="width:{100 * amount / whole:.3f}%" title="{esc(tip)}"></span>'
+        f'<span class="{kind}" style="width:{100 * amount / total:.3f}%" title="{esc(tip)}"></span>'
         for kind, amount, tip in parts
-        if whole > 0 and amount > 0
+        if total > 0 and amount > 0
     )
     return f'<div class="bar{" thin" if thin else ""}">{pieces}</div>'
 

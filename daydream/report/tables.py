@@ -45,13 +45,13 @@ def ms(microseconds: float) -> str:
     return f"{microseconds / 1000:.2f}" if microseconds == microseconds else "-"
 
 
-def percent(part: float, whole: float = 1.0) -> str:
+def percent(part: float, total: float = 1.0) -> str:
     """A share as text; a dash where it is not known or the whole is nothing.
 
     >>> percent(1.0, 8.0), percent(1.0, 0.0), percent(float("nan"))
     ('12.5 %', '-', '-')
     """
-    return f"{100 * part / whole:.1f} %" if whole and part == part else "-"
+    return f"{100 * part / total:.1f} %" if total and part == part else "-"
 
 
 def number(value: float) -> str:
@@ -102,9 +102,9 @@ def print_steps(analysis: Analysis, partial: Iterable[str] = ()) -> None:
         mean, measured = analysis.mean_us, analysis.measured_us
         _add(steps_table, "mean", ms(measured), ms(mean), _error(mean, measured), analysis.bottleneck.label)
     print_table(steps_table)
-    left_out = list(partial)
-    if left_out:
-        print_line(f"Recorded only in part and left out: {', '.join(left_out)}")
+    omitted = list(partial)
+    if omitted:
+        print_line(f"Recorded only in part and left out: {', '.join(omitted)}")
 
 
 def _error(predicted: float, measured: float) -> str:

@@ -1,4 +1,4 @@
-"""A simulated timeline as a Chrome trace, to open in Perfetto beside the recording it was made from."""
+"""A simulated timeline as a Chrome trace, to open in Perfetto together with its recording."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class _Times:
 
     def __init__(self, timeline: Timeline) -> None:
         trace = timeline.graph.trace
-        whole, part = divmod(trace.origin_us if trace is not None else 0.0, 1.0)
-        self._origin_ns = int(whole) * 1000 + round(part * 1000)
+        microseconds, part = divmod(trace.origin_us if trace is not None else 0.0, 1.0)
+        self._origin_ns = int(microseconds) * 1000 + round(part * 1000)
         self._shift_us = _shift(timeline)
 
     def __call__(self, time_us: float) -> msgspec.Raw:
@@ -108,12 +108,12 @@ class _Times:
 
     def text(self, time_us: Floats) -> list[str]:
         nanoseconds = self._origin_ns + np.rint((time_us + self._shift_us) * 1000).astype(np.int64)
-        whole, fraction = np.divmod(nanoseconds, 1000)
-        return [f"{a}.{b:03d}" for a, b in zip(whole.tolist(), fraction.tolist(), strict=True)]
+        microseconds, fraction = np.divmod(nanoseconds, 1000)
+        return [f"{a}.{b:03d}" for a, b in zip(microseconds.tolist(), fraction.tolist(), strict=True)]
 
 
 def _shift(timeline: Timeline) -> float:
-    """What brings the first step to where it was recorded, microseconds."""
+    """Shift that brings the first step to where it was recorded, microseconds."""
     graph = timeline.graph
     begins = np.flatnonzero((graph.mark == Mark.STEP_BEGIN) & np.isfinite(graph.recorded_us))
     if not len(begins):
@@ -233,8 +233,8 @@ def _tasks(timeline: Timeline, times: _Times) -> Iterator[str]:
     arguments = _arguments(timeline)
     start_us, end_us = timeline.start_us.copy(), timeline.end_us.copy()
     begin, end, _ = spans(timeline)
-    whole = np.flatnonzero((graph.event != NONE) & graph.on_cpu)
-    start_us[whole], end_us[whole] = begin[graph.event[whole]], end[graph.event[whole]]
+    host_rows = np.flatnonzero((graph.event != NONE) & graph.on_cpu)
+    start_us[host_rows], end_us[host_rows] = begin[graph.event[host_rows]], end[graph.event[host_rows]]
     length = np.round(end_us - start_us, 3)[rows].tolist()
     columns = (rows, graph.name[rows], graph.thread[rows], critical[rows])
     starts = times.text(start_us[rows])
@@ -272,7 +272,7 @@ def _modules(timeline: Timeline, times: _Times) -> Iterator[str]:
 
 
 def _arguments(timeline: Timeline) -> list[str]:
-    """What is known of each task besides time and place, as the inside of a JSON object."""
+    """Facts of each task besides time and place, as the inside of a JSON object."""
     graph = timeline.graph
     layers = [f',"layer":{_quoted(layer)}' for layer in graph.layers] + [""]
     phases = {int(phase): f',"phase":"{phase.name.lower()}"' for phase in Phase}

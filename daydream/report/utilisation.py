@@ -24,7 +24,7 @@ from daydream.trace.trace import Floats, Ints
 RUN_AHEAD = 0.02
 
 #: From this share of the kernels' time on, FLOPs count as known for all of it: the rest would be rounded away.
-ALL_KNOWN = 0.9995
+FULL_COVERAGE = 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +104,12 @@ class Utilisation:
     """TBD's figures of some steps of a timeline.
 
     Attributes:
-        steps: each of them.
+        steps: figures of each step.
         mean: their mean; its shares are those of the whole time of all steps.
         sustained_us: time between the completions of steps (:attr:`Timeline.sustained_us`), NaN unless all full steps
             were asked for.
-        batch: samples per step; None where nobody said.
-        cores: that the CPU's time is shared by.
+        batch: samples per step; None where it was not given.
+        cores: number by which the CPU's time is divided.
         cores_recorded: whether the trace tells the machine's cores, else they are the threads seen.
         board: title of the board whose peaks count; empty without.
         note: which board it stands in for, or why there are no FLOPs; may be empty.
@@ -148,7 +148,7 @@ class Utilisation:
 
     @property
     def ran_ahead(self) -> bool:
-        """Whether the CPU ran ahead of the GPU in these steps, so that they are shorter than those of a training."""
+        """True if the CPU ran ahead of the GPU in these steps, so that they are shorter than those of a training."""
         # The first step passes before the first completion.
         lengths = [step.length_us for step in self.steps[1:]]
         return bool(lengths) and self.sustained_us > (1 + RUN_AHEAD) * float(np.mean(lengths))
@@ -172,20 +172,20 @@ class Utilisation:
         return f"{self.cores} core{several}" if self.cores_recorded else f"{self.cores} thread{several} seen"
 
     def sentences(self) -> list[str]:
-        """What the numbers stand on, in words."""
+        """Basis of the numbers, in words."""
         texts = []
         if self.peaks:
             shown = [
                 f"{rate.name} {rate.flops_per_second / 1e12:.4g} TFLOP/s ({100 * share:.1f} % of FLOPs)"
                 for rate, share in self.peaks
-                if share > 1 - ALL_KNOWN
+                if share > 1 - FULL_COVERAGE
             ]
             texts.append(f"Peak of {self.board}: {', '.join(shown)}.")
             if self.note:
                 texts.append(f"The trace was {self.note}.")
-            if self.known < ALL_KNOWN:
-                known = f"{100 * self.known:.1f} % of the kernels' time"
-                texts.append(f"FLOPs are known for {known}; the other kernels count as if they executed none.")
+            if self.known < FULL_COVERAGE:
+                coverage = f"{100 * self.known:.1f} % of the kernels' time"
+                texts.append(f"FLOPs are known for {coverage}; the other kernels count as if they executed none.")
         else:
             texts.append(f"No FLOPs: {self.note}.")
         if self.batch is None:
@@ -249,11 +249,11 @@ def utilisation(
     kernels = kernels_of(graph)
     arithmetic = arithmetic_of(graph, kernels, device)
     cores, cores_recorded = _cores(timeline)
-    whole = _steps(timeline, kernels, arithmetic, cores)
-    chosen = tuple(whole[index] for index in steps)
+    step_figures = _steps(timeline, kernels, arithmetic, cores)
+    chosen = tuple(step_figures[index] for index in steps)
     mean = _mean(chosen)
     all_full = {index for index, step in enumerate(graph.steps) if step.full} == set(steps)
-    own = kernels[of_steps(graph, steps)[kernels]]
+    step_kernels = kernels[of_steps(graph, steps)[kernels]]
     on_gpu = np.flatnonzero(graph.on_gpu & of_steps(graph, steps) & (graph.mark == Mark.NONE))
     kinds = kernel_kinds(graph)
     kind_of = _kinds_by_name(graph, kinds, on_gpu)
@@ -262,12 +262,14 @@ def utilisation(
             replace(each, kind=kind_of[each.name])
             for each in _table(graph.names, graph.name, graph, rows_of_table, arithmetic, len(steps))
         ]
-        for rows_of_table in (own, on_gpu)
+        for rows_of_table in (step_kernels, on_gpu)
     )
-    by_layer = _table((*graph.layers, ""), graph.layer % (len(graph.layers) + 1), graph, own, arithmetic, len(steps))
+    by_layer = _table(
+        (*graph.layers, ""), graph.layer % (len(graph.layers) + 1), graph, step_kernels, arithmetic, len(steps)
+    )
     by_kind = _table([kind.label for kind in KernelKind], kinds, graph, on_gpu, arithmetic, len(steps))
     slow = [kernel for kernel in by_name if kernel.of_peak < mean.of_peak]
-    durations = graph.duration_us[own]
+    durations = graph.duration_us[step_kernels]
     return Utilisation(
         steps=chosen,
         mean=mean,
@@ -277,8 +279,8 @@ def utilisation(
         cores_recorded=cores_recorded,
         board=arithmetic.board,
         note=arithmetic.note,
-        peaks=arithmetic.peaks(own),
-        known=_share(float(durations[arithmetic.known[own]].sum()), float(durations.sum())),
+        peaks=arithmetic.peaks(step_kernels),
+        known=_share(float(durations[arithmetic.known[step_kernels]].sum()), float(durations.sum())),
         kinds=tuple(by_kind),
         tasks=tuple(tasks),
         unknown=unknown_share(graph, kinds, on_gpu),
@@ -303,14 +305,14 @@ def _steps(timeline: Timeline, kernels: Ints, arithmetic: Arithmetic, cores: int
     of_model = arithmetic.of_model[rows]
     result = []
     for index, step in enumerate(graph.steps):
-        flops = whole_us = model_flops = model_us = math.nan
+        flops = peak_us_per_device = model_flops = model_us = math.nan
         if len(rows):
             inside = np.minimum(start + duration, end[index]) - np.maximum(start, begin[index])
             part = np.clip(np.divide(inside, duration, out=np.zeros(len(rows)), where=duration > 0), 0.0, 1.0)
-            whole_us, model_us = float(part @ peak_us) / devices, float((part * of_model) @ peak_us) / devices
-            own = of_steps(graph, [index])[rows]
-            flops = float(arithmetic.flops[rows][own].sum())
-            model_flops = float(arithmetic.flops[rows][own & of_model].sum())
+            peak_us_per_device, model_us = float(part @ peak_us) / devices, float((part * of_model) @ peak_us) / devices
+            is_in_step = of_steps(graph, [index])[rows]
+            flops = float(arithmetic.flops[rows][is_in_step].sum())
+            model_flops = float(arithmetic.flops[rows][is_in_step & of_model].sum())
         result.append(
             StepUtilisation(
                 name=step.name,
@@ -319,7 +321,7 @@ def _steps(timeline: Timeline, kernels: Ints, arithmetic: Arithmetic, cores: int
                 cpu_us=float(cpu[index]),
                 flops=flops,
                 model_flops=model_flops,
-                peak_us=whole_us,
+                peak_us=peak_us_per_device,
                 model_peak_us=model_us,
             )
         )
@@ -371,7 +373,7 @@ def _cores(timeline: Timeline) -> tuple[int, bool]:
 
 
 def _recorded_count(graph: TaskGraph, key: str) -> int | None:
-    """A number that ``daydream record`` wrote beside the trace; None where it is no count."""
+    """A number that ``daydream record`` wrote into the trace; None where it is no count."""
     value = graph.trace.metadata.get(key) if graph.trace is not None else None
     return value if type(value) is int and value > 0 else None
 
@@ -424,8 +426,8 @@ def _kinds_by_name(graph: TaskGraph, kinds: Ints, rows: Ints) -> dict[str, str]:
     }
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
+def _share(part: float, total: float) -> float:
+    return part / total if total else math.nan
 
 
 # For programs: shares, and None for what is not known

@@ -39,7 +39,7 @@ class BundledOperator:
 
 
 def identity(expr: TensorExpr) -> Identity:
-    """What an operator computes."""
+    """Identity of an operator's computation."""
     tensors = tuple((tensor.name, tensor.dtype, tensor.caller_shape) for tensor in (*expr.inputs, expr.output))
     statements = tuple(statement_text(statement) for statement in expr.statements)
     return statements, tuple(sorted(expr.sizes.items())), tensors, expr.accumulate

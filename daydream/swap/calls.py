@@ -1,4 +1,4 @@
-"""What a CPU thread was asked for: operator calls of the program itself, with everything that ran inside them.
+"""Requests of the program to a CPU thread: operator calls, with everything that ran inside them.
 
 Operators nest: `aten::conv2d` calls `aten::convolution`, that `aten::_convolution` and so on, and the work is done
 somewhere inside. What a program called is the outermost of them, and replacing a call replaces all of it.

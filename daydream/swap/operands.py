@@ -13,13 +13,13 @@ from daydream.swap.plan import Replacement
 
 @dataclass(frozen=True)
 class Operands:
-    """What a kernel is called with.
+    """Operands of a kernel's call.
 
     Attributes:
         values: name of each input -> a node, or a tensor that never changes.
         shapes: how the model shapes those that it may shape otherwise than the kernel.
         output: how it shapes the result, None where as the kernel does.
-        dead: nodes that nobody needs any more if they have no users left.
+        dead: nodes that are not needed any more if they have no users left.
     """
 
     values: dict[str, Any]

@@ -27,7 +27,7 @@ class Replacement:
 def replacements(
     graph: TaskGraph, kernels: Mapping[Identity, BundledOperator], match: str = ""
 ) -> tuple[list[Replacement], list[OperatorCall]]:
-    """What can be replaced, and the calls that stay; of several runs from a call the longest that is compiled.
+    """Replaceable calls, and the calls that stay; of several runs from a call the longest that is compiled.
 
     Args:
         graph: of a trace with recorded input sizes.
@@ -41,18 +41,18 @@ def replacements(
     calls = _on_cpu(graph)
     runs = CallRuns(graph, calls)
     replaced: list[Replacement] = []
-    kept: list[OperatorCall] = []
+    unreplaced: list[OperatorCall] = []
     position = 0
     while position < len(calls):
         pairs = ((run, chosen.get(identity(run.expression))) for run in runs.at(position))
         replacement = next((Replacement(run, kernel) for run, kernel in pairs if kernel is not None), None)
         if replacement is None:
-            kept.append(calls[position])
+            unreplaced.append(calls[position])
             position += 1
         else:
             replaced.append(replacement)
             position += len(replacement.run.calls)
-    return replaced, kept
+    return replaced, unreplaced
 
 
 def replaceable(graph: TaskGraph, *, fuse: bool = True) -> list[dict[str, Any]]:

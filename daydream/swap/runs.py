@@ -86,7 +86,7 @@ class CallRuns:
     def _head(self, call: OperatorCall) -> dict[str, Any] | None:
         """The call alone as an operator, None where there is none or its tensors are not as kernels need them."""
         inputs = call.inputs
-        if inputs is None or call.name not in _HEADS or not _plain(inputs):
+        if inputs is None or call.name not in _HEADS or not _is_supported(inputs):
             return None
         if call.name in _CONVOLUTIONS:
             assert self._convolutions is not None
@@ -101,7 +101,7 @@ class CallRuns:
         """The run with one more call at a time, as long as there is one that fits."""
         stage = 0
         for call in self.calls[position + 1 : position + 4]:
-            if call.step != run.calls[0].step or call.inputs is None or not _plain(call.inputs):
+            if call.step != run.calls[0].step or call.inputs is None or not _is_supported(call.inputs):
                 return
             follower = _follower(call, call.inputs, run, output)
             if follower is None or follower.stage <= stage:
@@ -137,19 +137,19 @@ def _follower(call: OperatorCall, inputs: Inputs, run: CallRun, output: Dims) ->
 
 
 def _same(dims: Dims, output: Dims) -> bool:
-    """Whether a tensor has the elements of an output in its order: leading dimensions may be cut otherwise."""
+    """True if a tensor has the elements of an output in its order: leading dimensions may be cut otherwise."""
     elements = RecordedTensor(dims, "float").elements
     return elements == RecordedTensor(output, "float").elements and bool(dims) and dims[-1] == output[-1]
 
 
-def _plain(inputs: Inputs) -> bool:
+def _is_supported(inputs: Inputs) -> bool:
     """float32 and dense, in the order of dimensions or with the last two turned around."""
     tensors = [tensor for tensor in inputs.tensors if tensor is not None and tensor.dims]
     return bool(tensors) and all(DTYPES.get(tensor.dtype) == "float32" and is_dense(tensor) for tensor in tensors)
 
 
 def is_dense(tensor: RecordedTensor, *, turned: bool = True) -> bool:
-    """Whether a tensor is row-major without holes, or with `turned` its last two dimensions are column-major.
+    """True if a tensor is row-major without holes, or with `turned` its last two dimensions are column-major.
 
     Traces without strides count as row-major.
 
@@ -169,7 +169,7 @@ def is_dense(tensor: RecordedTensor, *, turned: bool = True) -> bool:
 
 
 def _is_packed(tensor: RecordedTensor, order: Sequence[int]) -> bool:
-    """Whether a tensor's elements lie side by side when its dimensions stand in this order, the last one fastest."""
+    """True if a tensor's elements are adjacent when its dimensions stand in this order, the last one fastest."""
     expected = 1
     for dimension in reversed(order):
         if tensor.dims[dimension] != 1 and tensor.strides[dimension] != expected:
@@ -203,18 +203,24 @@ def _elementwise(name: str, inputs: Inputs) -> dict[str, Any] | None:
 
 
 def _exact(name: str, inputs: Inputs) -> bool:
-    """Whether an activation is exact: PyTorch has an approximate GELU beside the exact one."""
+    """True if an activation is exact: PyTorch has an approximate GELU besides the exact one."""
     approximate = inputs.values[1] if len(inputs.values) > 1 else ""
     return name != "aten::gelu" or approximate in ("", "none")
 
 
 def _add(_: str, inputs: Inputs) -> dict[str, Any] | None:
-    left, right = inputs.tensor(0), inputs.tensor(1)
-    if left is None or right is None or left.dims != right.dims or not left.dims or inputs.value(2) not in (1, None):
+    first, second = inputs.tensor(0), inputs.tensor(1)
+    if (
+        first is None
+        or second is None
+        or first.dims != second.dims
+        or not first.dims
+        or inputs.value(2) not in (1, None)
+    ):
         return None
-    if not (is_dense(left, turned=False) and is_dense(right, turned=False)):
+    if not (is_dense(first, turned=False) and is_dense(second, turned=False)):
         return None
-    return {"op": "elementwise", "function": "add", "shape": list(left.dims)}
+    return {"op": "elementwise", "function": "add", "shape": list(first.dims)}
 
 
 def _softmax(_: str, inputs: Inputs) -> dict[str, Any] | None:

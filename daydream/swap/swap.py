@@ -75,23 +75,23 @@ def swap(
     graph = _recorded(torch, fx, traced, inputs)
     planned, _ = replacements(graph, kernels, match)
     owners = _nodes_by_call(graph, traced)
-    replaced, kept = [], []
+    replaced, reasons = [], []
     for replacement in planned:
         nodes = list(dict.fromkeys(owners[call.event] for call in replacement.run.calls))
         reason = _objection(replacement, nodes, owners)
         operands = reason or operands_of(traced, replacement, nodes)
         if isinstance(operands, str):
-            kept.append(f"{replacement.kernel.name}: {operands}")
+            reasons.append(f"{replacement.kernel.name}: {operands}")
             continue
         _put(traced, replacement, nodes, operands, _operator(replacement.kernel, namespace))
         replaced.append(replacement)
     traced.graph.lint()
     traced.recompile()
-    return Swapped(traced, tuple(replaced), tuple(kept))
+    return Swapped(traced, tuple(replaced), tuple(reasons))
 
 
 def operator_name(kernel: BundledOperator, namespace: str) -> str:
-    """What a kernel is called as an operator of PyTorch, and in traces of it."""
+    """Name of a kernel as an operator of PyTorch, and in traces of it."""
     return f"{namespace}::{_UNFIT.sub('_', kernel.name)}"
 
 

@@ -37,7 +37,7 @@ class TaskPlan:
         handoff: dependencies between CPU threads.
         clocked: CPU tasks that start by the clock.
         queue_depth: GPU tasks that may wait for their start before the next launch blocks.
-        warnings: what was inferred, or can't be told, a sentence each.
+        warnings: what was inferred, or remains unknown, a sentence each.
     """
 
     trace: Trace

@@ -86,9 +86,9 @@ def _has_operators(trace: Trace, cpu: CpuTasks) -> Flags:
 
 
 def _clocked(trace: Trace, cpu: CpuTasks, gpu: GpuTasks, waits: CallWaits) -> Flags:
-    """Tasks of threads that only look at something now and then: no operator, no launch, no wait, no mark.
+    """Tasks of polling threads, which have no operator, launch, wait or mark.
 
-    They sleep by the clock between their calls (NCCL's watchdog), whatever becomes of the training.
+    Such a thread sleeps by the clock between its calls, as NCCL's watchdog does, whatever the training does.
     """
     works = _has_operators(trace, cpu)
     works[cpu.thread[gpu.launch[gpu.launch != NONE]]] = True

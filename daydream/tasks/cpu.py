@@ -77,7 +77,7 @@ def cpu_tasks(trace: Trace, enclosing: Ints, marked: Steps) -> CpuTasks:
     task_of = np.full(len(trace), NONE)
     task_of[event[event != NONE]] = np.flatnonzero(event != NONE)
     task_of[runtime] = task_of[owner[runtime]]
-    whole = CpuTasks(
+    uncut = CpuTasks(
         event=event,
         thread=thread,
         start_us=start,
@@ -88,7 +88,7 @@ def cpu_tasks(trace: Trace, enclosing: Ints, marked: Steps) -> CpuTasks:
         mark_step=mark_step[order],
         task_of=task_of,
     )
-    return _cut(whole)
+    return _cut(uncut)
 
 
 def _cut(tasks: CpuTasks) -> CpuTasks:

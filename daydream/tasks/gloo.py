@@ -131,7 +131,7 @@ def _collectives(trace: Trace, graph: TaskGraph, ranges: Ints, threads: _Threads
     row_of[graph.event[made]] = made
     calls = _calls(trace, graph)
     calls = calls[row_of[calls] != NONE]
-    found = []
+    collectives = []
     for range_ in ranges.tolist():
         first = int(row_of[range_])
         if first == NONE:
@@ -146,8 +146,8 @@ def _collectives(trace: Trace, graph: TaskGraph, ranges: Ints, threads: _Threads
             woken = _woken(threads, int(graph.thread[row_of[called]]), begin, done)
         if woken != NONE:
             done = min(done, float(graph.recorded_us[woken]))
-        found.append(_Collective(range_, first, last, caller, called, woken, done))
-    return found
+        collectives.append(_Collective(range_, first, last, caller, called, woken, done))
+    return collectives
 
 
 def _calls(trace: Trace, graph: TaskGraph) -> Ints:
@@ -184,10 +184,13 @@ def _moving(graph: TaskGraph, collectives: list[_Collective], pieces: list[_Piec
     """
     trace = graph.trace
     assert trace is not None
-    keys = [(trace.text(each.range), len(own.lengths_us)) for each, own in zip(collectives, pieces, strict=True)]
+    keys = [
+        (trace.text(each.range), len(pieces_of_range.lengths_us))
+        for each, pieces_of_range in zip(collectives, pieces, strict=True)
+    ]
     alike: dict[tuple[str, int], list[Floats]] = {}
-    for key, own in zip(keys, pieces, strict=True):
-        alike.setdefault(key, []).append(own.lengths_us)
+    for key, pieces_of_range in zip(keys, pieces, strict=True):
+        alike.setdefault(key, []).append(pieces_of_range.lengths_us)
     places = {key: int(np.median(lengths, axis=0).argmax()) for key, lengths in alike.items()}
     return [places[key] for key in keys]
 
@@ -198,7 +201,7 @@ def _communicate(edit: Edit, each: _Collective, pieces: _Pieces, piece: int) -> 
     assert trace is not None
     rows, (place, is_gap) = pieces.rows, divmod(piece, 2)
     edit.set("duration_us", rows, pieces.lengths_us[::2])
-    # A worker without work is idle, and not busy with what nobody recorded.
+    # A worker without work is idle, and not busy with unrecorded work.
     edit.set("gap_us", rows, pieces.lengths_us[1::2])
     row = int(rows[place])
     if not is_gap:
@@ -218,13 +221,13 @@ def _call_lags(graph: TaskGraph, collectives: list[_Collective]) -> list[float]:
     lags = np.array(
         [begun[i] - graph.recorded_us[c.caller] - graph.duration_us[c.caller] for i, c in enumerate(collectives)]
     )
-    known = np.array([each.caller != NONE for each in collectives], np.bool_)
+    has_caller = np.array([each.caller != NONE for each in collectives], np.bool_)
     thread = np.array([graph.thread[each.first] for each in collectives])
     queued = np.zeros(len(collectives), np.bool_)
     for number in np.unique(thread).tolist():
-        own = np.flatnonzero(thread == number)
-        queued[own[1:]] = begun[own[1:]] - ended[own[:-1]] < _QUEUED_US
-    free = lags[known & ~queued]
+        of_thread = np.flatnonzero(thread == number)
+        queued[of_thread[1:]] = begun[of_thread[1:]] - ended[of_thread[:-1]] < _QUEUED_US
+    free = lags[has_caller & ~queued]
     usual = float(np.median(free)) if len(free) else 0.0
     return np.maximum(np.where(queued, np.minimum(lags, usual), lags), 0.0).tolist()
 

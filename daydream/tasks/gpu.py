@@ -128,8 +128,10 @@ def _cut_overflows(trace: Trace, cpu: CpuTasks, rows: Ints, launch: Ints) -> Flo
     """
     duration = trace.duration_us[rows].copy()
     thread, start = trace.thread[rows], trace.start_us[rows]
-    apart = (thread[1:] == thread[:-1]) & (launch[1:] != launch[:-1]) & (launch[1:] != NONE) & (launch[:-1] != NONE)
-    duration[:-1] = np.where(apart, np.minimum(duration[:-1], start[1:] - start[:-1]), duration[:-1])
+    is_separate = (
+        (thread[1:] == thread[:-1]) & (launch[1:] != launch[:-1]) & (launch[1:] != NONE) & (launch[:-1] != NONE)
+    )
+    duration[:-1] = np.where(is_separate, np.minimum(duration[:-1], start[1:] - start[:-1]), duration[:-1])
     waiting = np.array([_DEVICE_SYNC.match(name) is not None for name in trace.names], np.bool_)
     calls = np.flatnonzero(waiting[trace.name] & (trace.category == Category.RUNTIME))
     called = looked_up(cpu.start_us, launch, np.inf)

@@ -16,7 +16,7 @@ from daydream.tasks.waits import CallWaits, call_ends
 from daydream.trace.trace import NONE, Flags, Floats, Ints, Trace
 
 #: What a synchronising call costs by itself where no call of the trace shows it without waiting, microseconds.
-OWN_COST_US = 2.0
+LAUNCH_COST_US = 2.0
 
 #: GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead.
 QUEUE_DEPTH = 1022
@@ -64,12 +64,12 @@ def cut_waiting_calls(trace: Trace, cpu: CpuTasks, gpu: GpuTasks, waits: CallWai
 
 
 def _costs_without_waiting(trace: Trace, cpu: CpuTasks, calls: Ints, waited: Flags) -> Floats:
-    """What these calls would have cost without waiting: the median of their namesakes that did not, or 2 µs."""
+    """Cost of these calls without waiting: the median of their namesakes that did not wait, or 2 µs."""
     name = trace.name[cpu.event[calls]]
     cost = cpu.duration_us[calls].copy()
     for code in np.unique(name[waited]):
         unhindered = cost[(name == code) & ~waited]
-        usual = float(np.median(unhindered)) if len(unhindered) else OWN_COST_US
+        usual = float(np.median(unhindered)) if len(unhindered) else LAUNCH_COST_US
         hindered = (name == code) & waited
         cost[hindered] = np.minimum(cost[hindered], usual)
     return cost
@@ -92,9 +92,9 @@ def release_full_queue(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> tuple[CpuT
     full = np.concatenate([waiting for _, waiting in queues]) >= depth - _NEARLY_FULL
     name = trace.name[cpu.event[calls]]
     for code in np.unique(name[full]):
-        held, free = calls[(name == code) & full], calls[(name == code) & ~full]
+        blocked, free = calls[(name == code) & full], calls[(name == code) & ~full]
         usual = float(np.median(duration[free])) if len(free) else _USUAL_LAUNCH_US
-        duration[held] = np.minimum(duration[held], usual)
+        duration[blocked] = np.minimum(duration[blocked], usual)
     return replace(cpu, duration_us=duration), depth
 
 

@@ -105,7 +105,7 @@ class InferredWaits:
         return NONE
 
     def _inside_collective(self, call: int) -> bool:
-        """Whether a call lies in that of a collective, behind the launch of the collective itself."""
+        """True if a call lies in that of a collective, behind the launch of the collective itself."""
         around = self._calls_of_collectives(int(self.cpu.event[call]))
         before = int(self._previous_launch[call])
         if not around or before == NONE or not self._is_collective[before]:

@@ -96,9 +96,9 @@ def explain_late(gpu: GpuTasks, waits: StreamWaits, late: Flags) -> TimedStreams
     before such a task started, it is the cause: the lag is what is left, and the latency or gap that stood in for
     it becomes the trace's usual one.
     """
-    plain = gpu.launch != NONE
-    plain[waits.target] = False
-    usual_latency = float(np.median(gpu.latency_us[plain])) if plain.any() else USUAL_LATENCY_US
+    is_simple = gpu.launch != NONE
+    is_simple[waits.target] = False
+    usual_latency = float(np.median(gpu.latency_us[is_simple])) if is_simple.any() else USUAL_LATENCY_US
     usual_gap = float(np.median(gpu.gap_us)) if len(gpu.gap_us) else 0.0
     lag = _lags(gpu, waits.source, waits.target)
     explained = late[waits.target] & (lag <= _NEAR_US)

@@ -111,9 +111,9 @@ def _forward_layers(trace: Trace, enclosing: Ints, phase: Ints) -> tuple[tuple[s
     modules = named != NONE
     of_module = innermost_of(enclosing, modules)
     operator = trace.category == Category.OPERATOR
-    plain = operator & _named(trace, _OPERATOR) & (phase == Phase.FORWARD)
-    above = innermost_of(enclosing, plain)
-    outer = plain & (np.where(enclosing == NONE, NONE, above[enclosing]) == NONE)
+    is_forward = operator & _named(trace, _OPERATOR) & (phase == Phase.FORWARD)
+    above = innermost_of(enclosing, is_forward)
+    outer = is_forward & (np.where(enclosing == NONE, NONE, above[enclosing]) == NONE)
     _number_operators(trace, np.flatnonzero(outer & (of_module == NONE)), named, names)
     chosen = np.where(of_module != NONE, of_module, innermost_of(enclosing, outer))
     return tuple(names), np.where(chosen == NONE, NONE, named[chosen])

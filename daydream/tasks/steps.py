@@ -15,7 +15,7 @@ from daydream.graph.graph import TrainingStep
 from daydream.trace.nesting import outermost_of
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
 
-#: By what steps are told: ``auto`` is the profiler's marks, else the first of the others that repeats; ``none`` reads
+#: Marks that bound steps: ``auto`` is the profiler's, else the first of the others that repeats; ``none`` reads
 #: a trace without marks as one step.
 STEPS_BY = ("auto", "optimizer", "loader", "kernels", "none")
 
@@ -50,7 +50,7 @@ class Steps:
         thread: index of the trace's thread that each runs on.
         begin_us: when each began.
         end_us: when each ended.
-        warnings: by what they are told where the profiler marks none, a sentence each.
+        warnings: the marks that bound them where the profiler has none, a sentence each.
     """
 
     steps: tuple[TrainingStep, ...]

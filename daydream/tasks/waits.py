@@ -144,7 +144,7 @@ class _WaitFinder:
     # What the trace itself says of a wait
 
     def recorded_sync(self, call: int) -> dict[str, object]:
-        """What the trace records of a call's wait; empty where it doesn't."""
+        """Wait of a call as the trace records it; empty where it doesn't."""
         return self.syncs.get(int(self.trace.correlation[self.cpu.event[call]]), {})
 
     def recorded_lanes(self, sync: dict[str, object], key: str) -> Ints:
@@ -242,7 +242,7 @@ class _WaitFinder:
         yield from (pair for pair in pairs if self._possible(*pair))
 
     def _possible(self, source: int, target: int) -> bool:
-        """Whether a task can have waited for another: what had not ended when it started was not waited for."""
+        """True if a task can have waited for another: what had not ended when it started was not waited for."""
         if target == NONE or source == target:
             return False
         return bool(self.ends[source] <= self.gpu.start_us[target] + OVERRUN_US)
@@ -285,7 +285,7 @@ class _WaitFinder:
 
 
 def _recorded_syncs(trace: Trace) -> dict[int, dict[str, object]]:
-    """What `cuda_sync` events say, by the correlation of the call."""
+    """Arguments of `cuda_sync` events, by the correlation of the call."""
     rows = np.flatnonzero(trace.category == Category.SYNC)
     return {int(trace.correlation[row]): trace.arguments[row] for row in rows if trace.correlation[row] > 0}
 

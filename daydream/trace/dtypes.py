@@ -1,7 +1,7 @@
 """Element types as recordings spell them, and their sizes: one table for everybody.
 
-The profiler writes C++ names of a tensor's type beside operators (``c10::Half``, ``long int``), names of PyTorch's
-enumeration beside collectives (``Half``, ``Byte``, ``Float8_e4m3fn``), and Python writes ``torch.int64``.
+The profiler writes C++ names of a tensor's type with operators (``c10::Half``, ``long int``), names of PyTorch's
+enumeration with collectives (``Half``, ``Byte``, ``Float8_e4m3fn``), and Python writes ``torch.int64``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def element_bytes(type_name: object, otherwise: int = UNKNOWN_BYTES) -> int:
     >>> element_bytes("c10::Half"), element_bytes("torch.int64"), element_bytes("Byte"), element_bytes("strange")
     (2, 8, 1, 4)
     """
-    return _BYTES.get(_plain(str(type_name)), otherwise)
+    return _BYTES.get(_without_prefix(str(type_name)), otherwise)
 
 
 def is_tensor_type(type_name: object) -> bool:
-    """Whether the profiler's "Input type" is that of a tensor's elements: of plain numbers it writes ``Int``.
+    """True if the profiler's "Input type" is that of a tensor's elements: of plain numbers it writes ``Int``.
 
     >>> is_tensor_type("c10::Half"), is_tensor_type("int"), is_tensor_type("Int"), is_tensor_type("ScalarList")
     (True, True, False, False)
     """
     text = str(type_name)
-    return _plain(text) in _BYTES and (text.islower() or text.startswith("c10::"))
+    return _without_prefix(text) in _BYTES and (text.islower() or text.startswith("c10::"))
 
 
-def _plain(text: str) -> str:
+def _without_prefix(text: str) -> str:
     return text.lower().removeprefix("torch.").removeprefix("c10::")

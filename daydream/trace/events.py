@@ -262,7 +262,7 @@ class Clock:
 class Places:
     """Where each task runs.
 
-    A stream is told by the arguments `device` and `stream` where they are given: pid and tid may be lanes for show.
+    The arguments `device` and `stream` name the stream where they are given: pid and tid may be lanes for show.
     """
 
     thread: list[int]

@@ -96,8 +96,8 @@ def operator_arrows(
         return tables[place].at(ends.time_us[end])
 
     pairs = list(ends.pairs())
-    found = [(at(start), at(finish)) for start, finish in pairs]
-    arrows = [arrow for arrow in found if NONE not in arrow]
+    row_pairs = [(at(start), at(finish)) for start, finish in pairs]
+    arrows = [arrow for arrow in row_pairs if NONE not in arrow]
     lost = len(ends.id) - 2 * len(arrows)
     notes.add("{} of forward-backward arrows that join no two operators, left out", max(lost, 0))
     return np.array(arrows, np.int64).reshape(-1, 2)

@@ -31,12 +31,12 @@ def memory_events(
     arguments = [event.args or {} for event in events]
     size = _column(arguments, "Bytes", 0)
     raw, usable = clock.raw([event.ts for event in events])
-    kept = usable & (size != 0) & (np.abs(size) <= _LARGEST_SIZE)
-    notes.add("{} of memory without a usable time or size, left out", int((~kept).sum()))
-    if not kept.any():
+    is_usable = usable & (size != 0) & (np.abs(size) <= _LARGEST_SIZE)
+    notes.add("{} of memory without a usable time or size, left out", int((~is_usable).sum()))
+    if not is_usable.any():
         return None
     # A stable order: times may have no more than microseconds, and the file keeps the order of calls.
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(is_usable)
     rows = rows[np.argsort(raw[rows], kind="stable")]
     device = _column(arguments, "Device Id", NONE)
     on_host = _column(arguments, "Device Type", _HOST) == _HOST
@@ -62,13 +62,13 @@ def _column(arguments: Sequence[dict[str, Any]], key: str, otherwise: int) -> In
     """An argument of every event; `otherwise` where it is missing or no whole number."""
     values: list[Any] = [each.get(key, otherwise) for each in arguments]
     if not set(map(type, values)) <= {int}:
-        values = [_whole(value, otherwise) for value in values]
+        values = [_integer(value, otherwise) for value in values]
     if max(values) > _LARGEST or min(values) < -_LARGEST:
         values = [value if abs(value) <= _LARGEST else otherwise for value in values]
     return np.array(values, np.int64)
 
 
-def _whole(value: Any, otherwise: int) -> int:
+def _integer(value: Any, otherwise: int) -> int:
     """A number as it is, or written as text in any base."""
     if isinstance(value, str):
         try:

@@ -74,7 +74,7 @@ class _ExactFile(_Head):
 
 @dataclass
 class Notes:
-    """What was left out or repaired, counted. A `{}` in a sentence becomes "1 event" or "12 events"."""
+    """Counts of what was left out or repaired. A `{}` in a sentence becomes "1 event" or "12 events"."""
 
     counts: dict[str, int] = field(default_factory=dict)
     cut_off: bool = False

@@ -16,7 +16,7 @@ NONE = -1
 
 
 class Category(IntEnum):
-    """What an event is, whatever its profiler generation calls it."""
+    """Category of an event, whatever its profiler generation calls it."""
 
     OPERATOR = 0  # cpu_op, Operator
     ANNOTATION = 1  # user_annotation on a CPU thread, ProfilerStep#n included
@@ -45,7 +45,7 @@ class ThreadName:
 
     @property
     def is_stream(self) -> bool:
-        """Whether this is a stream of a device."""
+        """True if this is a stream of a device."""
         return self.device != NONE
 
 

@@ -174,12 +174,12 @@ def _chain(anatomy: CpuAnatomy, seconds: float) -> str:
 
 
 def _latency(anatomy: CpuAnatomy, seconds: float) -> str:
-    """From where lines come that were not asked for ahead."""
+    """Sources of the cache lines that were not prefetched."""
     return _lines_unprefetched(anatomy, {way.below.name: way.unprefetched_bytes for way in anatomy.ways})
 
 
 def _lines_unprefetched(anatomy: CpuAnatomy, unprefetched_bytes: Mapping[str, float]) -> str:
-    """From where lines come that were not asked for ahead, of so many bytes by layer."""
+    """Sources of the cache lines that were not prefetched, by the unprefetched bytes of each layer."""
     texts = []
     for way in anatomy.ways:
         lines = unprefetched_bytes[way.below.name] / way.below.transaction_bytes

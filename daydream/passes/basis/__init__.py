@@ -1,1 +1,1 @@
-"""What several passes know: kernels by name, gradients, collectives, checks of options."""
+"""Common knowledge of several passes: kernels by name, gradients, collectives, checks of options."""

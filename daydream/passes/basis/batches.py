@@ -30,7 +30,7 @@ class SmallerTasks:
 
 
 def smaller(graph: TaskGraph, rows: Ints, parts: int) -> SmallerTasks:
-    """What these tasks take at a batch `parts` times as small.
+    """Durations of these tasks at a batch `parts` times as small.
 
     A GPU task whose call the library's models price at both sizes takes recorded time x price there / price here. Of
     any other, and of CPU tasks that compute, what goes beyond a task without work shrinks with the batch: beyond the
@@ -48,10 +48,10 @@ def smaller(graph: TaskGraph, rows: Ints, parts: int) -> SmallerTasks:
         durations[places] = graph.duration_us[rows[places]] * ratio
         return SmallerTasks(durations, gaps, len(places))
     # What an operator computes behind the last one that it calls stands in the gap.
-    whole = durations + gaps
+    total_us = durations + gaps
     views = np.array([text.rpartition("::")[2] in VIEWS for text in graph.names], np.bool_)[graph.name[rows]]
-    least = float(np.median(whole[views])) if views.any() else 0.0
-    factor = np.divide(_beyond(whole, least, parts), whole, out=np.ones(len(whole)), where=whole > 0)
+    least = float(np.median(total_us[views])) if views.any() else 0.0
+    factor = np.divide(_beyond(total_us, least, parts), total_us, out=np.ones(len(total_us)), where=total_us > 0)
     return SmallerTasks(durations * factor, gaps * factor, 0)
 
 

@@ -1,6 +1,6 @@
 """The memory of a step, for passes that change it: read from what the trace has, the best source first.
 
-A predicted trace carries the storages of its capture. What a recording with memory tells is put beside its graph before
+A predicted trace carries the storages of its capture. Memory of a recording is attached to its graph before
 any pass (:mod:`daydream.memory.beside`). Of any other recording with sizes the tensors that autograd keeps are worked
 out from its forward operators.
 """
@@ -54,7 +54,7 @@ def changed_memory(
 
 
 def _captured(graph: TaskGraph, trace: Trace) -> HeldMemory | None:
-    """What a predicted trace says: bytes, first and last operator, kind and module of every storage."""
+    """Memory in a predicted trace: bytes, first and last operator, kind and module of every storage."""
     listed = trace.metadata.get("memory")
     if not isinstance(listed, list) or not listed or "predicted" not in trace.metadata:
         return None
@@ -62,7 +62,7 @@ def _captured(graph: TaskGraph, trace: Trace) -> HeldMemory | None:
     operators = operators[np.argsort(trace.external[operators], kind="stable")]
     layers = {name: index for index, name in enumerate(graph.layers)}
     kinds = {kind.value: kind for kind in MemoryKind}
-    held = []
+    holdings = []
     for entry in listed:
         if not (isinstance(entry, list) and len(entry) == 5 and entry[3] in kinds):
             return None
@@ -70,8 +70,8 @@ def _captured(graph: TaskGraph, trace: Trace) -> HeldMemory | None:
         if not (np.isfinite([size, born, died]).all() and size >= 0 and NONE <= born <= died <= len(operators)):
             return None
         layer = layers.get(str(entry[4]), NONE)
-        held.append(Held(bytes=size, born=int(born), died=int(died), kind=kinds[entry[3]], layer=layer))
-    return replace(blank_memory(graph, 0, "as captured", operators), held=tuple(held))
+        holdings.append(Held(bytes=size, born=int(born), died=int(died), kind=kinds[entry[3]], layer=layer))
+    return replace(blank_memory(graph, 0, "as captured", operators), held=tuple(holdings))
 
 
 def blank_memory(graph: TaskGraph, step: int, source: str, events: Ints) -> HeldMemory:
@@ -108,7 +108,7 @@ def _operators(graph: TaskGraph, trace: Trace) -> tuple[Ints, Flags]:
 
 
 def resident(graph: TaskGraph, moments: int) -> list[Held]:
-    """What a recording's weights take throughout, by the sizes of gradients: themselves, and states of the optimizer.
+    """Memory of a recording's weights throughout, by the sizes of gradients: themselves, and states of the optimizer.
 
     Gradients are there throughout, too, where a step sets them to zero and does not forget them.
     """
@@ -124,7 +124,7 @@ def resident(graph: TaskGraph, moments: int) -> list[Held]:
 
 
 def keeps_gradients(graph: TaskGraph) -> bool:
-    """Whether a range of ``zero_grad`` fills tensors: ``set_to_none`` was not asked for, as was usual until 2022."""
+    """True if a range of ``zero_grad`` fills tensors: ``set_to_none`` was not asked for, as was usual until 2022."""
     assert graph.trace is not None
     fills, ranges = (
         np.array([pattern.search(name) is not None for name in graph.trace.names] or [False], np.bool_)
@@ -152,7 +152,7 @@ def states_per_weight(graph: TaskGraph) -> int:
 
 
 def _estimated(graph: TaskGraph, trace: Trace) -> HeldMemory | None:
-    """What autograd keeps of the inputs and results of forward operators, and a gradient for every weight."""
+    """Inputs and results of forward operators that autograd keeps, and a gradient for every weight."""
     rows, inside = _operators(graph, trace)
     owner = outermost(graph.enclosing, trace.category == Category.OPERATOR)
     events = rows[inside & (owner[rows] == rows)]
@@ -172,16 +172,16 @@ def _estimated(graph: TaskGraph, trace: Trace) -> HeldMemory | None:
         moment = int(moment_of[owner[row]])
         if moment != NONE and not phase[moment] and int(trace.sequence[row]) in last:
             backward_of[moment] = max(backward_of.get(moment, NONE), last[int(trace.sequence[row])])
-    kept = saved_tensors(trace, events, forward.tolist(), backward_of)
-    if not kept:
+    saved = saved_tensors(trace, events, forward.tolist(), backward_of)
+    if not saved:
         return None
     count = len(events)
     kind = MemoryKind.FEATURE_MAPS
-    held = [
+    holdings = [
         Held(bytes=each.bytes, born=each.born, died=each.died, kind=kind, layer=int(blank.layer[each.born]))
-        for each in kept
+        for each in saved
     ]
-    return replace(blank, held=(*held, *resident(graph, count), *_gradients(graph, blank, moment_of[owner])))
+    return replace(blank, held=(*holdings, *resident(graph, count), *_gradients(graph, blank, moment_of[owner])))
 
 
 def _gradients(graph: TaskGraph, memory: HeldMemory, moment_of: Ints) -> list[Held]:
@@ -191,12 +191,12 @@ def _gradients(graph: TaskGraph, memory: HeldMemory, moment_of: Ints) -> list[He
     except InputError:
         return []
     first = int(memory.moments(Phase.BACKWARD).min(initial=len(memory.events)))
-    kept = keeps_gradients(graph)
-    held = []
+    accumulates = keeps_gradients(graph)
+    holdings = []
     for gradient in of_step:
         event = int(graph.event[gradient.hook]) if gradient.hook != NONE else NONE
         born = int(moment_of[event]) if event != NONE else NONE
         born = max(born, first)
-        until, kind = (born, MemoryKind.TEMPORARY) if kept else (len(memory.events), MemoryKind.GRADIENTS)
-        held.append(Held(bytes=gradient.bytes, born=born, died=until, kind=kind, layer=gradient.layer))
-    return held
+        until, kind = (born, MemoryKind.TEMPORARY) if accumulates else (len(memory.events), MemoryKind.GRADIENTS)
+        holdings.append(Held(bytes=gradient.bytes, born=born, died=until, kind=kind, layer=gradient.layer))
+    return holdings

@@ -1,4 +1,4 @@
-"""What communication costs: one function a primitive, and the collectives that a trace already holds.
+"""Cost of communication: one function a primitive, and the collectives that a trace already holds.
 
 Everywhere sizes are bytes, bandwidths GB/s (1e9 bytes a second, so 1 GB/s is 1000 bytes a microsecond), times
 microseconds. Bandwidths are those of one worker's link in one direction: the *bus bandwidth* of nccl-tests
@@ -24,7 +24,7 @@ from daydream.trace.trace import NONE, Category, Floats, Ints, argument
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
-#: By how much NCCL's calls were slower beside running kernels than the formulas, and than alone (thesis 4.6.5, figure
+#: Share by which NCCL's calls were slower among running kernels than the formulas, and than alone (thesis 4.6.5, figure
 #: 4.9: 34 % on average over measured all-reduces of DDP).
 INTERFERENCE = 0.34
 
@@ -250,7 +250,7 @@ def collective_kind(graph: TaskGraph, row: int) -> str:
 
 
 def collective_arguments(graph: TaskGraph, row: int) -> dict[str, Any]:
-    """What the trace says of a collective: its own arguments, then those of the calls around its launch.
+    """Arguments of a collective in the trace: its own, then those of the calls around its launch.
 
     The innermost call's name is the argument ``call``.
     """

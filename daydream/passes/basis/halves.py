@@ -17,7 +17,7 @@ from daydream.trace.trace import NONE, Trace
 #: Operators that autocast runs in half precision, without their overloads, and what carries them out on a board.
 _CASTING = frozenset(name.partition(".")[0] for name in LOWER) | {"cudnn_convolution", "_conv_depthwise2d"}
 
-#: Operators that make a tensor of integers or truth values beside their result: whether that is the larger of both.
+#: Operators that make a tensor of integers or truth values besides their result: whether that is the larger of both.
 _INTEGERS_LARGER = {"max_pool2d_with_indices": True, "native_dropout": False}
 
 
@@ -40,29 +40,30 @@ def halved(graph: TaskGraph, memory: HeldMemory, single: bool) -> HeldMemory:
             return False
         return not wide[trace.name[memory.events[each.born]]]
 
-    held = [replace(each, bytes=each.bytes / 2) if shrinks(each) else each for each in memory.held]
+    holdings = [replace(each, bytes=each.bytes / 2) if shrinks(each) else each for each in memory.held]
     weights = sum(each.bytes for each in memory.held if each.kind is MemoryKind.WEIGHTS)
     first = max(int(memory.moments(Phase.FORWARD).min(initial=0)), 0)
     copies = Held(bytes=weights / 2, born=first, died=max(end, first), kind=MemoryKind.WEIGHTS)
-    return replace(memory, held=(*held, copies, *_casts(trace, memory)))
+    return replace(memory, held=(*holdings, copies, *_casts(trace, memory)))
 
 
 def _integers(trace: Trace, memory: HeldMemory) -> set[int]:
-    """Identities of what holds no floating-point numbers: by recorded types, else by what operators make beside."""
+    """Identities of what holds no floating-point numbers: by recorded types, else by the further results of
+    operators."""
     made: dict[int, list[Held]] = {}
     for each in memory.held:
         if each.born != NONE:
             made.setdefault(int(memory.events[each.born]), []).append(each)
-    found: set[int] = set()
+    identities_of_integers: set[int] = set()
     for row, results in made.items():
         outputs = outputs_of(trace, row)
         sizes = {tensor.bytes for tensor in outputs if tensor.dtype not in DTYPES}
         sizes -= {tensor.bytes for tensor in outputs if tensor.dtype in DTYPES}
-        found |= {id(each) for each in results if each.bytes in sizes}
+        identities_of_integers |= {id(each) for each in results if each.bytes in sizes}
         larger = _INTEGERS_LARGER.get(trace.text(row).rpartition("::")[2])
         if not outputs and larger is not None and len(results) > 1:
-            found.add(id((max if larger else min)(results, key=lambda each: each.bytes)))
-    return found
+            identities_of_integers.add(id((max if larger else min)(results, key=lambda each: each.bytes)))
+    return identities_of_integers
 
 
 def _casts(trace: Trace, memory: HeldMemory) -> Iterator[Held]:

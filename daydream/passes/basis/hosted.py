@@ -31,7 +31,7 @@ _BUCKET_COPIES = ("torch::distributed::reducer::mul_out", "torch.distributed.ddp
 
 
 def on_every_rank(pass_name: str, graph: TaskGraph, change: Callable[[TaskGraph, bool], TaskGraph]) -> TaskGraph:
-    """A graph with every rank's part changed; `change` is told whether its part is one of several, which meet.
+    """A graph with every rank's part changed; `change` takes whether its part is one of several, which meet.
 
     Raises:
         InputError: tasks run on a GPU.
@@ -72,7 +72,7 @@ def without_exchange(graph: TaskGraph, *, copies: bool) -> Stripped:
 
 
 def _handed_back(graph: TaskGraph, gone: Flags) -> Floats:
-    """Gaps of the tasks that stay, with those behind what goes, in which their thread does what nobody recorded."""
+    """Gaps of the tasks that stay, with those behind what goes, in which their thread works unrecorded."""
     gap = graph.gap_us.copy()
     before: dict[int, int] = {}
     for row in np.flatnonzero(graph.on_cpu).tolist():

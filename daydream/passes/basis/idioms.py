@@ -1,4 +1,4 @@
-"""What kernels are by their names, operators and layers (thesis 4.4.4: select by keyword and by layer).
+"""Kinds of kernels by their names, operators and layers (thesis 4.4.4: select by keyword and by layer).
 
 Names are those of cuDNN, cuBLAS, CUTLASS, ATen and Triton, and AMD's of MIOpen, Tensile, composable kernel and
 AOTriton. A name that says nothing is judged by the operator that launched it, then by its layer.
@@ -52,7 +52,7 @@ ELEMENTWISE = _ELEMENTWISE.pattern
 
 
 def is_convolution(name: str) -> bool:
-    """Kernels of a convolution by name alone; a GEMM that a convolution launches is told by its operator."""
+    """Kernels of a convolution by name alone; a GEMM that a convolution launches is recognised by its operator."""
     return _CONVOLUTION.search(name) is not None and not _ELEMENTWISE.search(name)
 
 
@@ -98,7 +98,7 @@ def is_compute_bound(name: str) -> bool:
 
 
 def operands(name: str) -> int:
-    """How many tensors an element-wise kernel reads and writes.
+    """Number of tensors that an element-wise kernel reads and writes.
 
     ATen's kernels say so in their name (``Array<char*, 3>``: two read, one written). Otherwise 3 where the name is
     that of a sum or product of two tensors, else 2.
@@ -134,7 +134,7 @@ def outermost_operator(graph: TaskGraph, rows: Ints, wanted: Mask) -> Ints:
 def operators_named(graph: TaskGraph, pattern: str) -> Mask:
     """For each trace row whether it is an operator of such a name.
 
-    Autograd's wrapper around a backward function is not: sums of gradients run inside it, beside the function.
+    Autograd's wrapper around a backward function is not: sums of gradients run inside it, besides the function.
     """
     trace = graph.trace
     if trace is None:
@@ -188,7 +188,7 @@ def _launched_within(graph: TaskGraph, rows: Ints) -> Ints:
 
 
 class Role(IntEnum):
-    """What a GPU task does, as far as the passes need to know."""
+    """Role of a GPU task, as far as the passes need to know."""
 
     OTHER = 0
     CONVOLUTION = 1

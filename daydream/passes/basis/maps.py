@@ -45,7 +45,7 @@ class Absence:
 
 
 def absence(graph: TaskGraph, memory: HeldMemory, size: float, forward: LayerRun, backward: LayerRun) -> Absence | None:
-    """When a map of this size is in nobody's use, between two calls; None outside the step whose memory is known."""
+    """Time between two calls in which a map of this size is not in use; None outside the step whose memory is known."""
     if not size or forward.step != memory.step or graph.trace is None:
         return None
     operators = [int(graph.operator[row]) for row in (forward.first, forward.last, backward.first)]
@@ -78,8 +78,8 @@ def map_of(memory: HeldMemory, away: Absence, *, made: bool = False) -> Held | N
 def without(memory: HeldMemory, gone: Iterable[Held], instead: Iterable[Held] = ()) -> HeldMemory:
     """The memory with some of it replaced."""
     identities = {id(each) for each in gone}
-    kept = (each for each in memory.held if id(each) not in identities)
-    return replace(memory, held=(*kept, *instead))
+    remaining = (each for each in memory.held if id(each) not in identities)
+    return replace(memory, held=(*remaining, *instead))
 
 
 def encoded(memory: HeldMemory, maps: Iterable[tuple[Absence, float]]) -> HeldMemory:
@@ -88,8 +88,8 @@ def encoded(memory: HeldMemory, maps: Iterable[tuple[Absence, float]]) -> HeldMe
         each = map_of(memory, away)
         if each is not None:
             less = replace(each, bytes=each.bytes * share)
-            whole = replace(each, born=away.again, died=away.again, bytes=each.bytes * (1 - share))
-            memory = without(memory, [each], [less, replace(whole, kind=MemoryKind.TEMPORARY)])
+            remainder = replace(each, born=away.again, died=away.again, bytes=each.bytes * (1 - share))
+            memory = without(memory, [each], [less, replace(remainder, kind=MemoryKind.TEMPORARY)])
     return memory
 
 

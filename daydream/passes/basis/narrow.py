@@ -79,8 +79,8 @@ def _tensor_types(graph: TaskGraph, operator: int) -> list[str]:
 
 
 def is_mixed(graph: TaskGraph, products: Ints) -> bool:
-    """Whether nearly all time of these matrix products and convolutions is computed in 16 bits already."""
-    whole = float(graph.duration_us[products].sum())
-    if whole <= 0:
+    """True if nearly all time of these matrix products and convolutions is computed in 16 bits already."""
+    total_us = float(graph.duration_us[products].sum())
+    if total_us <= 0:
         return False
-    return float(graph.duration_us[products[narrow(graph, products)]].sum()) >= MIXED * whole
+    return float(graph.duration_us[products[narrow(graph, products)]].sum()) >= MIXED * total_us

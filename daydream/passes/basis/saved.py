@@ -1,4 +1,4 @@
-"""What autograd keeps of forward operators for their gradients, from recorded sizes of arguments alone.
+"""Tensors of forward operators that autograd keeps for gradients, from recorded sizes of arguments alone.
 
 A recording names no storages. A tensor is taken for the one of its sizes and type that was written last; what an
 operator writes has the sizes of its first argument where it works element by element, else those of the next one's.

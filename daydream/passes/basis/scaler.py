@@ -1,4 +1,4 @@
-"""What `torch.amp.GradScaler` adds to a step: gradients unscaled and looked through, and a wait for the result."""
+"""Cost of `torch.amp.GradScaler` in a step: gradients unscaled and looked through, and a wait for the result."""
 
 from __future__ import annotations
 

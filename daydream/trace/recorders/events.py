@@ -106,10 +106,10 @@ class Recording:
         return Document(self.events, head, exact=False)
 
 
-def plain_call(symbol: str) -> str:
+def base_call(symbol: str) -> str:
     """The name of a call without its version.
 
-    >>> plain_call("cudaLaunchKernel_v7000"), plain_call("cudaMemcpyAsync_ptsz"), plain_call("cuLaunchKernel")
+    >>> base_call("cudaLaunchKernel_v7000"), base_call("cudaMemcpyAsync_ptsz"), base_call("cuLaunchKernel")
     ('cudaLaunchKernel', 'cudaMemcpyAsync', 'cuLaunchKernel')
     """
     return _SUFFIX.sub("", symbol)

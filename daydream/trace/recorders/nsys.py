@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from daydream.trace.recorders.events import Range, Recording, plain_call
+from daydream.trace.recorders.events import Range, Recording, base_call
 from daydream.trace.recorders.ranges import add_ranges
 from daydream.trace.recorders.tables import Tables
 from daydream.trace.text import Document, Notes
@@ -145,7 +145,7 @@ def _calls(recording: Recording, tables: Tables, strings: dict[Any, str], launch
             continue
         begins.setdefault(correlation, begin)
         recording.call(
-            plain_call(strings.get(name, "unnamed call")), begin, begin if end is None else end,
+            base_call(strings.get(name, "unnamed call")), begin, begin if end is None else end,
             thread=_thread(number), correlation=correlation, launches=correlation in launching,
         )  # fmt: skip
     return begins

@@ -142,12 +142,12 @@ def _symbols(listed: Any) -> dict[Any, str]:
     """Names of kernels by their number, which is their place in the files of the first versions."""
     pairs = listed.items() if isinstance(listed, dict) else enumerate(listed)
     return {
-        each.get("kernel_id", place): _plain(each.get("formatted_kernel_name") or each.get("kernel_name"))
+        each.get("kernel_id", place): _undecorated(each.get("formatted_kernel_name") or each.get("kernel_name"))
         for place, each in pairs
     }
 
 
-def _plain(symbol: Any) -> str:
+def _undecorated(symbol: Any) -> str:
     """A kernel's name without the ending of its descriptor in the code object."""
     return str(symbol or "unnamed kernel").removesuffix(".kd")
 
@@ -190,7 +190,7 @@ def rocpd_document(tables: Tables, notes: Notes) -> Document:
         if pid == process:
             launching.add(call or 0)
             recording.on_device(
-                "kernel", _plain(name), begin, end, device=device or 0, stream=stream or 0, correlation=call or 0,
+                "kernel", _undecorated(name), begin, end, device=device or 0, stream=stream or 0, correlation=call or 0,
                 arguments=shape(size[:3], size[3:]),
             )  # fmt: skip
     agent = ("dst_agent_type", "dst_agent_type_index", "src_agent_type_index")

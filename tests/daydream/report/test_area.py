@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from daydream.report.area import BINS, HEIGHT, TOP, Area, stacked
-from daydream.report.picture import LEFT, WIDTH
+from daydream.report.picture import LABEL_WIDTH, WIDTH
 
 
 def polygons(svg: str) -> dict[str, list[tuple[float, float]]]:
@@ -24,11 +24,16 @@ def test_one_lies_on_the_other() -> None:
     time_us = np.array([0.0, 50.0])
     areas = [Area("maps", "forward", np.array([10, 30])), Area("rest", "other", np.array([10, 10]))]
     drawn = polygons(stacked(time_us, areas, 0.0, 100.0, "memory"))
-    base, middle = TOP + HEIGHT, (LEFT + WIDTH) / 2
-    lower = [(LEFT, base - HEIGHT / 4), (middle, base - HEIGHT / 4), (middle, base - 0.75 * HEIGHT)]
+    base, middle = TOP + HEIGHT, (LABEL_WIDTH + WIDTH) / 2
+    lower = [(LABEL_WIDTH, base - HEIGHT / 4), (middle, base - HEIGHT / 4), (middle, base - 0.75 * HEIGHT)]
     assert drawn["forward"][:3] == lower
-    assert drawn["forward"][4:] == [(WIDTH, base), (middle, base), (middle, base), (LEFT, base)]
-    assert drawn["other"][:4] == [(LEFT, base - HEIGHT / 2), (middle, base - HEIGHT / 2), (middle, TOP), (WIDTH, TOP)]
+    assert drawn["forward"][4:] == [(WIDTH, base), (middle, base), (middle, base), (LABEL_WIDTH, base)]
+    assert drawn["other"][:4] == [
+        (LABEL_WIDTH, base - HEIGHT / 2),
+        (middle, base - HEIGHT / 2),
+        (middle, TOP),
+        (WIDTH, TOP),
+    ]
     assert drawn["other"][-1] == lower[0]
 
 
@@ -44,7 +49,7 @@ def test_a_short_peak_is_not_lost_among_many_changes() -> None:
 def test_an_earlier_amount_holds_at_the_begin() -> None:
     svg = stacked(np.array([-np.inf, 80.0]), [Area("maps", "forward", np.array([4, 8]))], 50.0, 100.0, "memory")
     (points,) = polygons(svg).values()
-    assert points[0] == (LEFT, TOP + HEIGHT / 2)
+    assert points[0] == (LABEL_WIDTH, TOP + HEIGHT / 2)
 
 
 def test_nothing_to_draw_is_a_picture() -> None:

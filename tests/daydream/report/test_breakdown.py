@@ -21,7 +21,7 @@ from daydream.report.breakdown import (
     step_breakdowns,
     top_kernels,
 )
-from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, idle_times
+from daydream.report.idle import BETWEEN_TASKS, COMMUNICATION, COPY, LAUNCH, LOADING, STREAM, SYNCHRONISED, idle_times
 from hal.support.errors import InputError
 from tests.daydream.graphs import AUTOGRAD, CHANNEL, MAIN, STREAM2, graph, launched, pairs, task
 from tests.daydream.graphs import STREAM as STREAM7
@@ -195,7 +195,7 @@ def test_a_kernel_that_waits_for_others_says_for_whom(columns, reason):
 def test_a_pause_between_kernels_of_a_full_queue_is_the_streams_own():
     tasks = [*launched("a", 5, gap_us=2), *launched("b", 1)]
     (lane,) = idle_times(simulate(graph(tasks, pairs(2))), [0]).lanes
-    assert lane.by_reason == {LAUNCH: 1, OWN: 2}
+    assert lane.by_reason == {LAUNCH: 1, BETWEEN_TASKS: 2}
 
 
 def test_a_graph_without_gpu_tasks_has_no_idle_times():
