@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times longer construction's best takes."""
+        """Time of construction's best over that of the search's best."""
         return self.constructed / self.searched
 
 
@@ -72,7 +72,7 @@ def _is_regular(size: int) -> bool:
 def compare(form: KernelForm, device: DeviceSpec) -> Comparison:
     """Construct and search one operator."""
     programs = construct(form, device).programs
-    found = search(form, device, 1)
+    result = search(form, device, 1)
     unshrunk = [
         p for p in construct(form, device, MANY).programs if all(reason.layer != "scale out" for reason in p.reasons)
     ]
@@ -82,9 +82,9 @@ def compare(form: KernelForm, device: DeviceSpec) -> Comparison:
         kind=kind_of(form, device),
         constructed=programs[0].estimate.seconds,
         unadjusted=min(tiles, default=None),
-        searched=found.estimates[0].seconds,
+        searched=result.estimates[0].seconds,
         constructed_bound=programs[0].estimate.bound,
-        searched_bound=found.estimates[0].bound,
+        searched_bound=result.estimates[0].bound,
     )
 
 

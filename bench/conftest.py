@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def limits(request: pytest.FixtureRequest) -> bool:
-    """Whether times are to be held against the promised ones."""
+    """True if times are to be held against the promised ones."""
     return bool(request.config.getoption("--limits"))
 
 
@@ -32,7 +32,7 @@ def v100() -> DeviceSpec:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """What the benchmarks recorded beside their own times: pytest-benchmark keeps it for its JSON only."""
+    """Figures that the benchmarks recorded besides their own times: pytest-benchmark keeps them for its JSON only."""
     session = getattr(config, "_benchmarksession", None)
     recorded = [bench for bench in getattr(session, "benchmarks", []) if bench.extra_info]
     if not recorded:

@@ -1,7 +1,7 @@
-"""What the machine code of our best kernels consists of: ``python -m bench.inspect`` (thesis 5.5.2; no GPU needed).
+"""Instructions of our best kernels: ``python -m bench.inspect`` (thesis 5.5.2; no GPU needed).
 
 Rank 1 of every operator of a suite is built for each board and disassembled; a line of the table has its hottest loop,
-and the density that RATIONAL assumed beside the one found. Below stands what falls short of the bars that are set for
+and the density that RATIONAL assumed and the one found. Below stands what falls short of the bars that are set for
 kernels that can keep up with a vendor's.
 """
 
@@ -29,7 +29,7 @@ from sokoban.language.operators import load_operators, operator_from_data
 #: The boards whose code is looked at: sm_70 (read as sm_75), sm_80 and sm_90.
 BOARDS = ("v100", "a100", "h200")
 
-#: Suites of a few operators beside those of :mod:`bench.suites`.
+#: Suites of a few operators besides those of :mod:`bench.suites`.
 GEMMS: tuple[dict[str, object], ...] = (
     {"name": "gemm_fp32", "op": "matmul", "m": 4096, "n": 4096, "k": 4096},
     {"name": "gemm_fp16", "op": "matmul", "m": 4096, "n": 4096, "k": 4096, "dtype": "float16"},
@@ -70,15 +70,19 @@ class Row:
 
     @property
     def matrix(self) -> bool:
-        """Whether matrix instructions compute it."""
+        """True if matrix instructions compute it."""
         return self.found.hot.mix.matrix > 0
 
     @property
     def spills(self) -> int:
         """Bytes that a thread spills, else its instructions on local memory; of the kernel as it is, where the code
         that was read is for a newer architecture."""
-        found = self.found
-        return (found.as_built.spill_bytes or 0) if found.as_built else found.spill_bytes or found.local_accesses
+        inspection = self.found
+        return (
+            (inspection.as_built.spill_bytes or 0)
+            if inspection.as_built
+            else inspection.spill_bytes or inspection.local_accesses
+        )
 
 
 def rows_of(
@@ -110,9 +114,9 @@ def rows_of(
 
 def shortfalls(row: Row) -> Iterator[str]:
     """In what a kernel falls short of the bars."""
-    found, mix = row.found, row.found.hot.mix
+    inspection, mix = row.found, row.found.hot.mix
     if row.spills:
-        yield f"{found.spill_bytes or 0} bytes spilled, {found.local_accesses} instructions on local memory"
+        yield f"{inspection.spill_bytes or 0} bytes spilled, {inspection.local_accesses} instructions on local memory"
     shared = mix.kinds.get("shared loads", {})
     if row.operator == "gemm_fp32":
         if mix.share("multiply-adds") < LEAST_SHARE:
@@ -122,7 +126,7 @@ def shortfalls(row: Row) -> Iterator[str]:
             yield f"{narrow} of {sum(shared.values())} shared loads are narrower than 128 bits"
     if row.operator == "gemm_fp16":
         yield from _matrix_shortfalls(row)
-    for use in found.model.banks if found.model else ():
+    for use in inspection.model.banks if inspection.model else ():
         if use.conflicts and row.operator.startswith("gemm"):
             yield f"{use.conflicts:.3g} passes too many per shared read of {use.tensor}"
 
@@ -162,17 +166,17 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 
 def _cells(row: Row) -> Iterator[str]:
-    found, hot = row.found, row.found.hot
-    mix, model = hot.mix, found.model
+    inspection, hot = row.found, row.found.hot
+    mix, model = hot.mix, inspection.model
     yield row.operator
     yield row.board
-    yield found.architecture + (f" for {found.in_place_of}" if found.in_place_of else "")
+    yield inspection.architecture + (f" for {inspection.in_place_of}" if inspection.in_place_of else "")
     yield str(mix.total) if hot.loop else f"{mix.total}, none"
     yield str(hot.code_bytes)
     yield f"{100 * mix.share('multiply-adds'):.1f}%"
     yield f"{100 * mix.share('integer'):.1f}%"
-    yield str(found.registers)
-    yield str(found.shared_bytes)
+    yield str(inspection.registers)
+    yield str(inspection.shared_bytes)
     yield str(row.spills)
     yield _kinds(mix.kinds.get("shared loads", {}))
     yield _kinds({**mix.kinds.get("global loads", {}), **mix.kinds.get("async copies", {})})

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 FIRST_RESULT_S = 180
 
 #: What a session keeps of the environment: how pip reaches its index.
-_KEPT = re.compile(r"PIP_\w+|SSL_\w+|\w*_proxy|\w*_PROXY|REQUESTS_CA_BUNDLE")
+_NEEDED_VARIABLES = re.compile(r"PIP_\w+|SSL_\w+|\w*_proxy|\w*_PROXY|REQUESTS_CA_BUNDLE")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a command: seconds, exit code, output, and whether that is the one shown."""
+    """Outcome of a command: seconds, exit code, output, and whether that is the one shown."""
 
     command: Command
     seconds: float
@@ -61,15 +61,15 @@ def commands_of(page: str) -> list[Command]:
     >>> commands_of("```console\n$ roller doctor \\\n    --json\n{}\n```\n")
     [Command(text='roller doctor \\\n    --json', shown='{}\n')]
     """
-    found = []
+    commands = []
     for block in re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         for text, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            found.append(Command(text, shown))
-    return found
+            commands.append(Command(text, shown))
+    return commands
 
 
 def agrees(shown: str, output: str, steady: Callable[[str], str]) -> bool:
-    """Whether an output is the one shown, without what differs between two good runs; nothing shown agrees with all."""
+    """True if an output is the one shown, without what differs between two good runs; nothing shown agrees with all."""
     if not shown:
         return True
     printed = "".join(line.rstrip() + "\n" for line in output.splitlines())
@@ -95,9 +95,9 @@ def session(python: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
             (clone / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, clone / file)
         (programs / "python3").symlink_to(python)
-        kept = {key: value for key, value in os.environ.items() if _KEPT.fullmatch(key)}
+        variables = {key: value for key, value in os.environ.items() if _NEEDED_VARIABLES.fullmatch(key)}
         environment = {
-            **kept, "HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "COLUMNS": "100", "TERM": "dumb",
+            **variables, "HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "COLUMNS": "100", "TERM": "dumb",
             "LANG": "C.UTF-8", "TMPDIR": str(place),
         }  # fmt: skip
         state = place / "state"
@@ -142,10 +142,10 @@ def _table(title: str, results: list[Tried]) -> Table:
     for column, side in (("command", "left"), ("s", "right"), ("exit code", "right"), ("output", "left")):
         view.add_column(column, justify=side)  # type: ignore[arg-type]
     for each in results:
-        told = "as shown" if each.agrees else "DIFFERS"
+        verdict = "as shown" if each.agrees else "DIFFERS"
         view.add_row(
             escape(each.command.text.split("\n")[0][:60]), f"{each.seconds:.1f}", str(each.code),
-            told if each.command.shown else "-",
+            verdict if each.command.shown else "-",
         )  # fmt: skip
     return view
 
@@ -157,10 +157,10 @@ def main(python: tuple[str, ...]) -> None:
     commands = commands_of((ROOT / "README.md").read_text("utf-8"))
     good = True
     for name in python:
-        found = shutil.which(name)
-        if found is None:
+        path = shutil.which(name)
+        if path is None:
             raise click.BadParameter(f"{name}: no such program", param_hint="--python")
-        results = tried(Path(found), commands, _steady())
+        results = tried(Path(path), commands, _steady())
         first = first_result_seconds(results)
         print_table(_table(f"{name}, first result after {first:.0f} s", results))
         for each in results:

@@ -1,1 +1,1 @@
-"""Daydream on recorded traces: speed, and prices beside recorded times."""
+"""Daydream on recorded traces: speed, and prices against recorded times."""

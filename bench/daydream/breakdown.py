@@ -1,8 +1,8 @@
-"""``python -m bench.daydream.breakdown``: what training steps hold, by TBD's kinds, beside what TBD measured.
+"""``python -m bench.daydream.breakdown``: memory of training steps by TBD's kinds, against TBD's measurements.
 
 TBD (thesis, section 3.4.4) takes the largest amount of every kind that is ever allocated, and finds feature maps to be
 62 to 89 % of the sum. The same is predicted here of steps of three networks of its kinds. A framework of 2017 shares
-one pool between maps and their gradients, so that these count with the maps there; here they are told apart.
+one pool between maps and their gradients, so that these count with the maps there; here they are kinds of their own.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Translator(nn.Module):
         read, written = self.reader(self.source(source))[0], self.writer(self.target(target))[0]
         read, written = read.transpose(0, 1), written.transpose(0, 1)
         fits = self.fit(torch.tanh(self.query(written)[:, :, None] + self.key(read)[:, None])).squeeze(-1)
-        found = torch.softmax(fits, -1) @ read
-        return self.scores(torch.tanh(self.mixed(torch.cat([found, written], -1)))).flatten(0, 1)
+        context = torch.softmax(fits, -1) @ read
+        return self.scores(torch.tanh(self.mixed(torch.cat([context, written], -1)))).flatten(0, 1)
 
 
 class Attending(nn.Module):
@@ -148,16 +148,16 @@ def table(rows: list[Breakdown]) -> Table:
 
 
 def draw(rows: list[Breakdown], path: Path) -> None:
-    """A bar of shares for each row, beside TBD's range."""
+    """A bar of shares for each row, with TBD's range."""
     figure = new_figure(10.5, 4.6)
     axes = figure.subplots()
     places = [place + 0.6 * list(NETWORKS).index(row.network) for place, row in enumerate(rows)]
-    left = [0.0] * len(rows)
+    offsets = [0.0] * len(rows)
     for kind, colour in KINDS.items():
         widths = [100 * row.share(kind) for row in rows]
         label = "gradients of maps, other temporaries" if kind is MemoryKind.TEMPORARY else kind.value
-        axes.barh(places, widths, left=left, color=colour, label=label, height=0.8)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.barh(places, widths, left=offsets, color=colour, label=label, height=0.8)
+        offsets = [start + width for start, width in zip(offsets, widths, strict=True)]
     for place, row in zip(places, rows, strict=True):
         for kinds in ((MemoryKind.FEATURE_MAPS,), (MemoryKind.FEATURE_MAPS, MemoryKind.TEMPORARY)):
             share = row.share(*kinds)

@@ -1,4 +1,4 @@
-"""How many of timm's networks are captured, and why the others are not.
+"""Number of timm's networks that are captured, and why the others are not.
 
 ``python -m bench.daydream.capture_timm`` captures a step of every name that the installed timm knows, two images each,
 with autocast to float16, and prints the failures with their reason.

@@ -110,7 +110,7 @@ def main(
 
 
 def environment(machine: Machine, waiting: str) -> dict[str, str]:
-    """What the threads of PyTorch and of ours need to share the cores.
+    """Environment in which the threads of PyTorch and of ours share the cores.
 
     PyTorch's OpenMP threads spin for milliseconds behind every parallel loop, on the core that a kernel of ours needs
     next. `passive` makes them sleep at once. NumPy's only compute references; they spin for tens of milliseconds.
@@ -135,7 +135,7 @@ def _chosen(text: str) -> list[str]:
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """How it is done: folder of traces and bundles, steps recorded and timed, rounds of truth, kernels to profile."""
+    """Options: folder of traces and bundles, steps recorded and timed, rounds of truth, kernels to profile."""
 
     work: Path
     steps: int
@@ -151,12 +151,12 @@ def measured(names: Sequence[str], machine: Machine, settings: Mapping[str, str]
 
     started = datetime.datetime.now().isoformat(timespec="seconds")
     start_threads(machine)
-    found = [run_model(Original(name, *getattr(cpu_models, MODELS[name])()), machine, loop) for name in names]
-    wide = [(f"{model.name}, {one.name}", one.measured.width) for model in found for one in model.scenarios]
+    models = [run_model(Original(name, *getattr(cpu_models, MODELS[name])()), machine, loop) for name in names]
+    wide = [(f"{model.name}, {one.name}", one.measured.width) for model in models for one in model.scenarios]
     widest = max(wide, key=lambda pair: pair[1], default=None)
     return LoopResults(
         format=FORMAT, started=started, machine=machine, environment=dict(settings), rounds=loop.rounds,
-        notes=busy_notes(machine, widest, WIDE), models=found,
+        notes=busy_notes(machine, widest, WIDE), models=models,
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def run_model(original: Original, machine: Machine, loop: Loop) -> ModelResult:
 
 
 class Plan:
-    """What a folder of bundles does to a trace.
+    """Effect of a folder of bundles on a trace.
 
     Attributes:
         found: the replacements in all steps.
@@ -221,14 +221,14 @@ class Plan:
         """``truth``: seconds of kernels and calls, in place of those of their profiles and of the recording."""
         self.steps = len(graph.steps)
         self.alone = truth.kernels if truth else {}
-        found, kept = replacements(graph, read_bundles(bundles))
-        self.profile = {one.kernel.folder: one.kernel.seconds for one in found}
-        self.found = [replace(one, kernel=self._timed(one.kernel)) for one in found]
+        planned, unreplaced = replacements(graph, read_bundles(bundles))
+        self.profile = {one.kernel.folder: one.kernel.seconds for one in planned}
+        self.found = [replace(one, kernel=self._timed(one.kernel)) for one in planned]
         self.call_us = truth.call_us if truth else recorded_call_us(graph)
         steps = simulate(replaced(graph, self.found, self.call_us)).step_us * 1e-6
         self.predicted = statistics.median(steps.tolist())
         kernels = sum(one.kernel.seconds + self.call_us * 1e-6 for one in self.found) / self.steps
-        stay = sum(call.duration_us for call in kept) * 1e-6 / self.steps
+        stay = sum(call.duration_us for call in unreplaced) * 1e-6 / self.steps
         self.parts = Parts(kernels=kernels, others=stay, between=float(steps.mean()) - kernels - stay)
 
     def _timed(self, kernel: BundledOperator) -> BundledOperator:
@@ -254,8 +254,12 @@ def _bundles(name: str, graph: TaskGraph, folder: Path, loop: Loop) -> dict[str,
     from bench.daydream.cpu_kernels import compiled, profiled, slowed
 
     operators = msgspec.json.format(msgspec.json.encode(replaceable(graph)), indent=1) + b"\n"
-    known, paths = folder / "operators.json", {scenario: folder / scenario for scenario in SCENARIOS}
-    same = known.is_file() and known.read_bytes() == operators and all(path.is_dir() for path in paths.values())
+    operators_file, paths = folder / "operators.json", {scenario: folder / scenario for scenario in SCENARIOS}
+    same = (
+        operators_file.is_file()
+        and operators_file.read_bytes() == operators
+        and all(path.is_dir() for path in paths.values())
+    )
     if loop.reuse and same:
         _say(f"{name}: profiling")
         for path in paths.values():
@@ -263,9 +267,9 @@ def _bundles(name: str, graph: TaskGraph, folder: Path, loop: Loop) -> dict[str,
         return paths
     for path in paths.values():
         shutil.rmtree(path, ignore_errors=True)
-    write_atomic(known, operators)
+    write_atomic(operators_file, operators)
     _say(f"{name}: compiling and profiling")
-    compiled(known, paths["faster"], loop.candidates)
+    compiled(operators_file, paths["faster"], loop.candidates)
     _say(f"{name}: slow kernels")
     slowed(paths["faster"], paths["slower"])
     return paths
@@ -292,34 +296,34 @@ def _scenario(name: str, plan: Plan, swapped: Any, original: Original, times: Sp
     difference = largest_difference(original.model, swapped.model, original.inputs)
     if not difference <= TOLERANCE:
         raise InputError(name, f"the model's outputs differ by {difference:.1e}", "a kernel computes something else")
-    kept = list(swapped.kept)
+    unreplaced = list(swapped.kept)
     planned, done = len(plan.found) // plan.steps, len(swapped.replaced)
     if planned != done:
-        kept.append(f"the trace suggests {planned} kernels, the model got {done}")
+        unreplaced.append(f"the trace suggests {planned} kernels, the model got {done}")
     inside, namespace = within(swapped.model, original.inputs, steps), _namespace(original.name, name)
     ours = sum(seconds for called, seconds in inside.totals.items() if called.startswith(f"{namespace}::"))
     others = sum(inside.totals.values()) - ours
     return Scenario(
-        name=name, predicted=plan.predicted, measured=times, difference=difference, kept=kept,
+        name=name, predicted=plan.predicted, measured=times, difference=difference, kept=unreplaced,
         predicted_parts=plan.parts, recorded_parts=Parts(kernels=ours, others=others, between=inside.between),
         kernels=kernel_times(plan.found, plan.steps, plan.profile, inside.calls, namespace),
     )  # fmt: skip
 
 
 def kernel_times(
-    found: Sequence[Replacement],
+    planned: Sequence[Replacement],
     steps: int,
     profile: Mapping[Path, float],
     inside: Mapping[str, float],
     namespace: str,
 ) -> list[KernelTimes]:
-    """What is known of every kernel; `inside` has the seconds of a call by operator."""
+    """Known times of every kernel; `inside` has the seconds of a call by operator."""
     from daydream.swap.swap import operator_name
 
-    counts = Counter(one.kernel.name for one in found)
+    counts = Counter(one.kernel.name for one in planned)
     times = []
     for name, count in counts.items():
-        some = [one for one in found if one.kernel.name == name]
+        some = [one for one in planned if one.kernel.name == name]
         kernel = some[0].kernel
         times.append(
             KernelTimes(

@@ -45,7 +45,7 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """What a step consists of, in seconds: calls of our kernels, of other operators, and what no call explains."""
+    """Parts of a step, in seconds: calls of our kernels, of other operators, and what no call explains."""
 
     kernels: float
     others: float
@@ -88,7 +88,7 @@ class ModelResult(Struct, frozen=True, kw_only=True):
     """A model by PyTorch alone, and what was predicted and measured of it with kernels of ours.
 
     Attributes:
-        recorded, timed: a step with the profiler, and one without beside it, in seconds.
+        recorded, timed: a step with the profiler, and one without, in seconds.
         baseline: the simulated step that predictions start from.
         measured: of the same rounds as the scenarios.
         call_seconds: what calling an operator of ours costs besides its kernel.
@@ -118,7 +118,7 @@ class LoopResults(Struct, frozen=True, kw_only=True):
 
     @property
     def met(self) -> bool:
-        """Whether every prediction is within the limit, and there are some."""
+        """True if every prediction is within the limit, and there are some."""
         errors = [abs(scenario.error) for model in self.models for scenario in model.scenarios]
         return bool(errors) and max(errors) <= LIMIT
 

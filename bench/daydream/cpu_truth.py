@@ -1,4 +1,4 @@
-"""What really happens: models timed in turns, and how long each kernel takes inside its model."""
+"""Measured truth: models timed in turns, and the time of each kernel inside its model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Truth:
-    """What the rounds gave.
+    """Times of the rounds.
 
     Attributes:
         steps: seconds of a step by model, one value a round.
@@ -118,23 +118,23 @@ def in_turns(
     each step of a model all its kernels (its entry of ``kernels``) have a call, one after the other: a machine whose
     pace changes does so for both, and in a network too every kernel finds the caches as others left them.
     """
-    found: dict[str, list[float]] = {name: [] for name in models}
+    seconds_by_model: dict[str, list[float]] = {name: [] for name in models}
     alone: dict[Path, list[float]] = {folder: [] for some in kernels.values() for folder in some}
     calls, names = list[float](), list(models)
     with torch.inference_mode():
         for number in range(rounds):
             first = number % len(names)
             for name in (*names[first:], *names[:first]):
-                own, times, times_of = kernels.get(name, {}), list[float](), list[dict[Path, float]]()
+                kernels_of_model, times, times_of = kernels.get(name, {}), list[float](), list[dict[Path, float]]()
                 for _ in range(steps + 2):
                     times.append(_seconds(models[name], inputs))
-                    times_of.append({folder: kernel.seconds() for folder, kernel in own.items()})
-                found[name].append(statistics.median(times[2:]))
-                for folder in own:
+                    times_of.append({folder: kernel.seconds() for folder, kernel in kernels_of_model.items()})
+                seconds_by_model[name].append(statistics.median(times[2:]))
+                for folder in kernels_of_model:
                     alone[folder].append(statistics.median(some[folder] for some in times_of[2:]))
             calls.append(custom_call_us(torch))
     kernel_seconds = {folder: statistics.median(times) for folder, times in alone.items()}
-    return Truth(found, kernel_seconds, statistics.median(calls))
+    return Truth(seconds_by_model, kernel_seconds, statistics.median(calls))
 
 
 def _seconds(model: Any, inputs: Sequence[Any]) -> float:
@@ -181,5 +181,5 @@ def within(model: Any, inputs: Sequence[Any], steps: int) -> Inside:
 def largest_difference(model: Any, other: Any, inputs: Sequence[Any]) -> float:
     """Largest difference of the outputs of two models over the largest output of the first."""
     with torch.inference_mode():
-        wanted, found = model(*inputs), other(*inputs)
-    return float((found - wanted).abs().max() / wanted.abs().max())
+        wanted, output = model(*inputs), other(*inputs)
+    return float((output - wanted).abs().max() / wanted.abs().max())

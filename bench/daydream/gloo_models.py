@@ -1,4 +1,4 @@
-"""What the ranks on gloo train: two tiny models under DDP or FSDP2.
+"""Models that the ranks on gloo train: two tiny ones under DDP or FSDP2.
 
 The processor stands in for a board: a block computes little and sleeps for as long as a board would work, so that
 ranks which share cores do not slow each other down. What is left on the cores is what a board leaves there too (the
@@ -112,19 +112,19 @@ class Training:
 
     def __init__(self, job: Job) -> None:
         torch.manual_seed(0)
-        plain, self._inputs, self._wanted = MODELS[job.model](job.work)
+        model, self._inputs, self._wanted = MODELS[job.model](job.work)
         self.model: nn.Module
         if job.kind == "fsdp":
-            for block in plain.children():
+            for block in model.children():
                 if isinstance(block, Block):
                     fully_shard(block)
-            fully_shard(plain)
-            self.model = plain
+            fully_shard(model)
+            self.model = model
         elif job.kind == "plain":
-            self.model = plain
+            self.model = model
         else:
             listed: Any = list(job.buckets) or None
-            self.model = DistributedDataParallel(plain, bucket_cap_mb=job.bucket_mb or None, bucket_cap_mb_list=listed)
+            self.model = DistributedDataParallel(model, bucket_cap_mb=job.bucket_mb or None, bucket_cap_mb_list=listed)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""Processes that train jobs on gloo together: they run steps, record them, and time collectives, as they are told."""
+"""Processes that train jobs on gloo together: they run steps, record them, and time collectives on request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOUCHED_BLOCKS = 150
 
 
 def _rank(connection: Connection, rank: int, ranks: int, store: str) -> None:
-    """The life of a rank: it does what it is told until there is nothing more."""
+    """Loop of a rank: it serves requests until there are no more."""
     torch.set_num_threads(1)
     touched = [torch.zeros(1 << 18) for _ in range(_TOUCHED_BLOCKS)]
     del touched
@@ -99,12 +99,12 @@ def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float
     }
     seconds = []
     for _ in range(repeats + 1):
-        whole = [torch.zeros(part * distributed.get_world_size()) for _ in range(count)]
+        tensors = [torch.zeros(part * distributed.get_world_size()) for _ in range(count)]
         if name == "all_gather":
-            whole = [torch.empty_like(tensor) for tensor in whole]
+            tensors = [torch.empty_like(tensor) for tensor in tensors]
         distributed.barrier()
         began = time.perf_counter()
-        works = [calls[name](one, part) for one, part in zip(whole, parts, strict=True)]
+        works = [calls[name](one, part) for one, part in zip(tensors, parts, strict=True)]
         for work in works:
             work.wait()
         seconds.append(time.perf_counter() - began)
@@ -113,11 +113,11 @@ def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float
 
 def _copy(_: Any, size: int) -> float:
     """Seconds of a copy of `size` bytes into memory that is allocated for it, the median of several."""
-    whole = torch.zeros(size // 4)
+    tensor = torch.zeros(size // 4)
     seconds = []
     for _ in range(20):
         began = time.perf_counter()
-        whole.clone()
+        tensor.clone()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
@@ -139,7 +139,7 @@ _TASKS: dict[str, Callable[..., Any]] = {
 
 
 class Ranks:
-    """Processes that wait, without work for the processor, to be told what to do together."""
+    """Processes that wait, without work for the processor, for a common request."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -154,11 +154,13 @@ class Ranks:
         os.environ.update(SETTINGS)
         try:
             for rank in range(self.ranks):
-                here, there = context.Pipe()
-                process = context.Process(target=_rank, args=(there, rank, self.ranks, f"{folder}/store"), daemon=True)
+                parent_end, child_end = context.Pipe()
+                process = context.Process(
+                    target=_rank, args=(child_end, rank, self.ranks, f"{folder}/store"), daemon=True
+                )
                 process.start()
-                there.close()
-                self._connections.append(here)
+                child_end.close()
+                self._connections.append(parent_end)
                 self._processes.append(process)
         finally:
             for name, value in before.items():
@@ -177,7 +179,7 @@ class Ranks:
         self._cleanup.close()
 
     def tell(self, task: str, *arguments: Any) -> list[Any]:
-        """What each rank answers, in order of rank."""
+        """Answers of the ranks, in order of rank."""
         for connection in self._connections:
             connection.send((task, *arguments))
         return [connection.recv() for connection in self._connections]

@@ -85,9 +85,9 @@ def worst_clock_us(job: Job, merged: Merged) -> float:
     ends = np.array([0.0, float(np.nanmax(span) - np.nanmin(span))])
     worst = 0.0
     for rank in range(job.ranks):
-        own_us, truth_us = true_times(job, rank, ends)
+        recorded_us, truth_us = true_times(job, rank, ends)
         place = np.full(len(ends), rank)
-        worst = max(worst, float(np.abs(merged.clocks.aligned(place, own_us) - truth_us).max()))
+        worst = max(worst, float(np.abs(merged.clocks.aligned(place, recorded_us) - truth_us).max()))
     return worst
 
 
@@ -138,7 +138,7 @@ def _predicted_step_us(merged: Merged) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What merging and replaying so many ranks takes: wall clock, processor time, and the largest memory."""
+    """Cost of merging and replaying so many ranks: wall clock, processor time, and the largest memory."""
 
     ranks: int
     seconds: float
@@ -152,8 +152,8 @@ def cost(files: Sequence[Path]) -> Cost:
     code = f"from bench.daydream.merge_ranks import measure; measure({[str(path) for path in files]!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     wall = time.perf_counter() - started
-    told = json.loads(done.stdout.splitlines()[-1])
-    return Cost(len(files), wall, told["processor_seconds"], told["gib"])
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return Cost(len(files), wall, figures["processor_seconds"], figures["gib"])
 
 
 def measure(files: Sequence[str]) -> None:
@@ -180,15 +180,15 @@ def draw(costs: Sequence[Cost], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (time_axes, memory_axes) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     ranks = [each.ranks for each in costs]
-    left.plot(ranks, [each.processor_seconds for each in costs], "o-", label="processor time")
-    left.plot(ranks, [each.seconds for each in costs], "s--", color="0.6", label="wall clock, machine shared")
-    left.set(xlabel="ranks of 20,000 events", ylabel="seconds", xlim=(0, None), ylim=(0, None))
-    left.legend(frameon=False)
-    right.plot(ranks, [each.gib for each in costs], "o-", color="tab:green")
-    right.set(xlabel="ranks of 20,000 events", ylabel="GiB at the peak", xlim=(0, None), ylim=(0, None))
-    for axes in (left, right):
+    time_axes.plot(ranks, [each.processor_seconds for each in costs], "o-", label="processor time")
+    time_axes.plot(ranks, [each.seconds for each in costs], "s--", color="0.6", label="wall clock, machine shared")
+    time_axes.set(xlabel="ranks of 20,000 events", ylabel="seconds", xlim=(0, None), ylim=(0, None))
+    time_axes.legend(frameon=False)
+    memory_axes.plot(ranks, [each.gib for each in costs], "o-", color="tab:green")
+    memory_axes.set(xlabel="ranks of 20,000 events", ylabel="GiB at the peak", xlim=(0, None), ylim=(0, None))
+    for axes in (time_axes, memory_axes):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
 
@@ -208,10 +208,10 @@ def main(ranks: int, picture: Path | None) -> None:
     click.echo("|--:|--:|--:|--:|--:|--:|--:|--:|")
     for hosts, per_host in ((2, 1), (2, 8), (8, 1), (8, 4)):
         for spread_us in (300.0, 3000.0, 30000.0):
-            told = planted(hosts, per_host, spread_us, seed=hosts)
+            job = planted(hosts, per_host, spread_us, seed=hosts)
             click.echo(
-                f"| {told.hosts} | {told.ranks} | {told.spread_us / 1e3:g} | {told.worst_us:.2f} | {told.error:.2%} | "
-                f"{told.error_as_recorded:.1%} | {told.predicted:.2%} | {told.predicted_as_recorded:.1%} |"
+                f"| {job.hosts} | {job.ranks} | {job.spread_us / 1e3:g} | {job.worst_us:.2f} | {job.error:.2%} | "
+                f"{job.error_as_recorded:.1%} | {job.predicted:.2%} | {job.predicted_as_recorded:.1%} |"
             )
     click.echo("\n| ranks | wall clock, s | processor, s | GiB |\n|--:|--:|--:|--:|")
     costs = []
@@ -219,10 +219,8 @@ def main(ranks: int, picture: Path | None) -> None:
         files = write(Job(ranks=ranks, per_host=8, **_LARGE), Path(folder))  # type: ignore[arg-type]
         for count in (ranks // 8, ranks // 4, ranks // 2, ranks):
             costs.append(cost(files[:count]))
-            told_cost = costs[-1]
-            click.echo(
-                f"| {count} | {told_cost.seconds:.1f} | {told_cost.processor_seconds:.1f} | {told_cost.gib:.2f} |"
-            )
+            largest = costs[-1]
+            click.echo(f"| {count} | {largest.seconds:.1f} | {largest.processor_seconds:.1f} | {largest.gib:.2f} |")
     if picture is not None:
         draw(costs, picture)
 

@@ -1,6 +1,6 @@
 """``python -m bench.daydream.optimize_gloo``: a plan for two ranks on this machine's cores, then both lists run.
 
-One rank's plain training is recorded while the other trains beside it, and all-reduces of several sizes are timed: a
+One rank's plain training is recorded while the other trains, too, and all-reduces of several sizes are timed: a
 latency and a bandwidth. `daydream optimize` makes the list of buckets from that. Then steps with DDP's default buckets
 and with the plan's are run in turns, so that what else the machine does falls on both.
 """
@@ -156,13 +156,13 @@ def _in_turns(lists: dict[str, list[float] | None], rounds: int, steps: int) -> 
 
 
 def _compare(times: dict[str, list[float]]) -> float:
-    """What the plan takes over the default: the median of the rounds' ratios, printed with both."""
+    """Time of the plan over that of the default: the median of the rounds' ratios, printed with both."""
     for name, taken in times.items():
         click.echo(f"measured: {1e3 * statistics.median(taken):.1f} ms, {name}")
     ratios = [plan / default for plan, default in zip(times["plan"], times["default"], strict=True)]
     low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-    told = f"the median of {len(ratios)} rounds; half of them {low:.3f} to {high:.3f}"
-    click.echo(f"plan over default: {middle:.3f}, {told}")
+    spread = f"the median of {len(ratios)} rounds; half of them {low:.3f} to {high:.3f}"
+    click.echo(f"plan over default: {middle:.3f}, {spread}")
     return float(middle)
 
 

@@ -1,4 +1,4 @@
-"""How long the search for buckets takes with and without each way to speed it up: dPRO's table 5.
+"""Time of the search for buckets with and without each way to speed it up: dPRO's table 5.
 
 ``python -m bench.daydream.optimize_search``: ResNet-50 and GPT-2, predicted on an H100, among eight of them. Each line
 of the table has one more of dPRO's techniques, then one more pruning. A tilde marks what would take too long: the mean
@@ -58,9 +58,9 @@ def main() -> None:
     click.echo()
     click.echo("| | " + " | ".join(f"{model}, {network}" for model, network in steps) + " |")
     click.echo("|---|" + "---|" * len(steps))
-    found = [lists(exchange) for exchange in steps.values()]
-    for line in found[0]:
-        click.echo(f"| {line} | " + " | ".join(column[line] for column in found) + " |")
+    all_lists = [lists(exchange) for exchange in steps.values()]
+    for line in all_lists[0]:
+        click.echo(f"| {line} | " + " | ".join(column[line] for column in all_lists) + " |")
 
 
 def _steps() -> Iterator[tuple[tuple[str, str], Exchange]]:
@@ -94,15 +94,15 @@ def search_times(exchange: Exchange) -> dict[str, str]:
     usual = exchange.usual()
     none = Prunings(bound=False, tensors=False, groups=False)
     _, coarsening = _timed(lambda: coarsened(exchange))
-    plain, seconds = _timed(lambda: best_buckets(step, [usual], none))
-    whole = _mean(lambda: simulate(replicated(exchange.with_buckets(usual), RANKS)), SIMULATIONS)
+    unpruned, seconds = _timed(lambda: best_buckets(step, [usual], none))
+    simulation_seconds = _mean(lambda: simulate(replicated(exchange.with_buckets(usual), RANKS)), SIMULATIONS)
     coarse = _mean_replay(step)
     times = {
         "gradients, tasks of a rank": f"{len(step)}, {len(exchange.graph)}",
-        "candidates": f"{plain.tried}",
+        "candidates": f"{unpruned.tried}",
         "of all that follows, the coarsened view": f"{coarsening:.2f} s",
-        "strawman: every candidate a simulation of all ranks": f"~{whole * plain.tried:,.0f} s",
-        "+ coarsened view": f"~{RANKS * (coarsening + coarse * plain.tried):,.1f} s",
+        "strawman: every candidate a simulation of all ranks": f"~{simulation_seconds * unpruned.tried:,.0f} s",
+        "+ coarsened view": f"~{RANKS * (coarsening + coarse * unpruned.tried):,.1f} s",
         "+ partial replay": f"~{RANKS * (coarsening + seconds):.2f} s",
         "+ symmetry": f"{coarsening + seconds:.2f} s",
     }
@@ -111,9 +111,9 @@ def search_times(exchange: Exchange) -> dict[str, str]:
         ("+ theorem 2", Prunings(bound=False, tensors=True, groups=True)),
         ("+ bound", Prunings()),
     ):
-        found, seconds = _timed(lambda prunings=prunings: best_buckets(step, [usual], prunings))  # type: ignore[misc]
-        assert abs(found.length_us - plain.length_us) < 1e-3, (found, plain)
-        times[name] = f"{coarsening + seconds:.2f} s, {found.tried} tried"
+        pruned, seconds = _timed(lambda prunings=prunings: best_buckets(step, [usual], prunings))  # type: ignore[misc]
+        assert abs(pruned.length_us - unpruned.length_us) < 1e-3, (pruned, unpruned)
+        times[name] = f"{coarsening + seconds:.2f} s, {pruned.tried} tried"
     return times
 
 
@@ -121,17 +121,17 @@ def lists(exchange: Exchange) -> dict[str, str]:
     """Milliseconds of a step, and buckets, by how the buckets are chosen."""
     step = coarsened(exchange)
     usual, (limit, limited) = exchange.usual(), best_limit(exchange, step)
-    told = {
+    ends_by_choice = {
         "without exchange, ms": f"{(step.done - step.begin) / 1e3:.3f}",
-        "DDP's default": _told(step, usual),
-        "best `bucket_cap_mb`": f"{_told(step, limited)}: {limit:g}",
-        "algorithm 1's walk": _told(step, walked(step)),
-        "best list": _told(step, best_buckets(step, [usual, limited]).ends),
+        "DDP's default": _cell(step, usual),
+        "best `bucket_cap_mb`": f"{_cell(step, limited)}: {limit:g}",
+        "algorithm 1's walk": _cell(step, walked(step)),
+        "best list": _cell(step, best_buckets(step, [usual, limited]).ends),
     }
-    return told
+    return ends_by_choice
 
 
-def _told(step: CoarseStep, ends: Ends) -> str:
+def _cell(step: CoarseStep, ends: Ends) -> str:
     return f"{step.replay(ends) / 1e3:.3f} ({len(ends)})"
 
 

@@ -221,7 +221,7 @@ def step_ms(graph: TaskGraph) -> float:
 
 
 def gpu_ms(graph: TaskGraph) -> float:
-    """What the tasks on streams take together, ms a step."""
+    """Time of all tasks on streams, ms a step."""
     return float(graph.duration_us[graph.on_gpu].sum()) / 1000 / len(graph.steps)
 
 
@@ -244,10 +244,10 @@ def page(folder: Path) -> Iterator[str]:
 
 
 def _section(what: WhatIf, cases: tuple[Case, ...], graphs: dict[str, TaskGraph]) -> Iterator[str]:
-    summary, _, rest = (inspect.getdoc(what.function) or "").partition("\n")
+    summary, _, description = (inspect.getdoc(what.function) or "").partition("\n")
     yield f"\n## {what.name}\n\n{summary}\n"
     yield "**Assumed.**"
-    yield _plain(rest.partition("Raises:")[0])
+    yield _markdown(description.partition("Raises:")[0])
     if what.parameters:
         listed = ", ".join(_described(each) for each in what.parameters)
         yield "\n" + "\n".join(wrap(f"Parameters: {listed}.", WIDTH, break_on_hyphens=False))
@@ -283,7 +283,7 @@ def _run(case: Case, graph: TaskGraph) -> tuple[str, str, tuple[str, ...]]:
     return f"{step_ms(graph):.1f}", f"{gpu_ms(graph):.1f}", notes
 
 
-def _plain(docstring: str) -> str:
+def _markdown(docstring: str) -> str:
     """A docstring's text as Markdown: arguments as a list, doubled quotes as single ones."""
     text = docstring.replace("``", "`").strip().replace("Args:\n", "Parameters:\n\n")
     text = re.sub(r"^    (\w+?)_?: ", lambda match: f"- `{match[1].replace('_', '-')}`: ", text, flags=re.MULTILINE)

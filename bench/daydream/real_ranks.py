@@ -2,7 +2,7 @@
 
 Two tiny models are trained by DDP and FSDP2. From the recording of DDP with two ranks and its usual buckets alone the
 steps of other buckets, of four ranks and of FSDP2 are predicted, then measured, all in turns and in one session. What
-collectives take is a line that is measured beside them, by size alone.
+collectives take is a line that is measured with them, by size alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _IN_NETWORK = "DAYDREAM_BENCH_NETWORK"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What a collective takes: microseconds without data, and GB/s of the data in all."""
+    """Cost of a collective: microseconds without data, and GB/s of the data in all."""
 
     latency_us: float
     gbps: float
@@ -74,7 +74,7 @@ def line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host costs among some ranks: collectives by name, copies in GB/s, a call of FSDP2 in microseconds."""
+    """Costs of the host among some ranks: collectives by name, copies in GB/s, a call of FSDP2 in microseconds."""
 
     lines: dict[str, Line]
     copy_gbps: float
@@ -116,7 +116,7 @@ def jobs_of(model: str) -> tuple[Job, list[Job]]:
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """What a session measured, all in seconds: steps by job, collectives by ranks, name and bytes, copies by ranks."""
+    """Times of a session in seconds: steps by job, collectives by ranks, name and bytes, copies by ranks."""
 
     network: str
     models: list[str]
@@ -130,15 +130,15 @@ class Measured(msgspec.Struct, kw_only=True):
         return statistics.median(self.steps[job.name])
 
     def host(self, ranks: int) -> Host:
-        """What the host costs among so many ranks."""
+        """Costs of the host among so many ranks."""
 
         def collective(name: str, size: int) -> float:
             return statistics.median(self.collectives[f"{ranks} {name} {size}"])
 
         lines = {name: line(SIZES, [collective(name, size) for size in SIZES]) for name in COLLECTIVES}
-        sharded, plain = (self.seconds(Job(model="tiny", ranks=ranks, kind=kind)) for kind in ("fsdp", "plain"))
+        sharded, unsharded = (self.seconds(Job(model="tiny", ranks=ranks, kind=kind)) for kind in ("fsdp", "plain"))
         small = (2 * collective("all_gather", SMALL) + collective("reduce_scatter", SMALL)) / 3
-        call = max((sharded - plain) / _TINY_CALLS - small, 0.0)
+        call = max((sharded - unsharded) / _TINY_CALLS - small, 0.0)
         copy = _COPIED / statistics.median(self.copies[str(ranks)])
         return Host(lines=lines, copy_gbps=round(copy * 1e-9, 3), call_us=round(call * 1e6, 1))
 
@@ -261,7 +261,7 @@ def results_of(session: Measured, work: Path) -> Results:
     )  # fmt: skip
 
 
-# Told
+# Reports
 
 
 def tables(results: Results) -> str:
@@ -305,7 +305,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 def met(results: Results) -> bool:
-    """Whether everything is within its limit."""
+    """True if everything is within its limit."""
     replayed = all(abs(row.error) <= REPLAY_LIMIT for row in results.replays)
     return replayed and all(abs(row.error) <= PREDICTED_LIMIT for row in results.predictions)
 
@@ -360,7 +360,7 @@ def main(
 ) -> None:
     """Record jobs of several ranks on gloo, merge and replay them, predict others and run those."""
     try:
-        kept = (show or work) / "measured.json"
+        results_file = (show or work) / "measured.json"
         if show is None and network and os.environ.get(_IN_NETWORK) != network:
             enter_network(network)
         if plan is not None:
@@ -368,8 +368,8 @@ def main(
             return
         if show is None:
             session = measured(_chosen(models), rounds, steps, work, network)
-            kept.write_bytes(msgspec.json.format(msgspec.json.encode(session), indent=1) + b"\n")
-        results = results_of(msgspec.json.decode(kept.read_bytes(), type=Measured), kept.parent)
+            results_file.write_bytes(msgspec.json.format(msgspec.json.encode(session), indent=1) + b"\n")
+        results = results_of(msgspec.json.decode(results_file.read_bytes(), type=Measured), results_file.parent)
     except InputError as error:
         click.echo(f"bench.daydream.real_ranks: {error}", err=True)
         sys.exit(2)
@@ -383,7 +383,7 @@ def main(
 
 
 def _run_plan(path: Path, models: Sequence[str], rounds: int, steps: int) -> None:
-    """Runs a plan's list of buckets beside DDP's default, and tells both.
+    """Runs a plan's list of buckets and DDP's default in turns, and prints both.
 
     Raises:
         InputError: the plan has no list.

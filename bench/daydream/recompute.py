@@ -161,7 +161,7 @@ def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, 
                 times[name].append(time.process_time() - began)
     first = next(iter(times.values()))
     ratios = {
-        name: statistics.median(own / other for own, other in zip(some, first, strict=True))
+        name: statistics.median(seconds / other for seconds, other in zip(some, first, strict=True))
         for name, some in times.items()
     }
     return {name: ratio * statistics.median(first) for name, ratio in ratios.items()}
@@ -173,10 +173,10 @@ CHANGES: Mapping[str, dict[str, Any]] = {"recompute": {}, "accumulate": {"steps"
 def measured(name: str, rounds: int, folder: Path) -> list[Row]:
     """Every change of a network, predicted and done."""
     make = MODELS[name]
-    plain = recording(make, "plain", folder / f"{name}-plain.json", max(rounds // 4, 3))
+    recorded = recording(make, "plain", folder / f"{name}-plain.json", max(rounds // 4, 3))
     seconds = in_turns({change: step_of(make, change)[1] for change in ("plain", *CHANGES)}, rounds)
-    clean = unprofiled(plain, step_ms=1e3 * seconds["plain"]).graph
-    rows = [_row(name, "plain", seconds["plain"], clean, plain)]
+    clean = unprofiled(recorded, step_ms=1e3 * seconds["plain"]).graph
+    rows = [_row(name, "plain", seconds["plain"], clean, recorded)]
     for change, parameters in CHANGES.items():
         outcome = registered()[change](clean, **parameters)
         done = recording(make, change, folder / f"{name}-{change}.json", 3)

@@ -1,6 +1,6 @@
 """The page docs/repricing.md: ``python -m bench.daydream.repricing TRACE --device v100 > docs/repricing.md``.
 
-Every convolution and matrix product of a recorded trace beside what Roller predicts for it, by its models of the
+Every convolution and matrix product of a recorded trace, against Roller's prediction for it, by its models of the
 vendor's library and by the best kernels that it can build itself.
 """
 
@@ -19,7 +19,7 @@ from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 
 #: Rows whose library price is this factor from the recording are listed one by one.
-APART = 1.5
+FAR_OFF = 1.5
 
 MOST_LISTED = 24
 
@@ -95,9 +95,9 @@ def page(trace: Path, device: str, search: str) -> Iterator[str]:
     yield ""
     yield from _explained(library)
     yield ""
-    yield f"## More than {APART:g} times apart"
+    yield f"## More than {FAR_OFF:g} times apart"
     yield ""
-    yield from _apart(library)
+    yield from _far_off(library)
     yield ""
     yield "## Layer by layer"
     yield ""
@@ -110,10 +110,10 @@ def _totals(library: Sequence[RepricedRow], best: Sequence[RepricedRow]) -> Iter
     ours = totals(best)
     sums = np.zeros(3)
     for name, (recorded, predicted, mean) in totals(library).items():
-        _, own, own_mean = ours.get(name, (0.0, np.nan, np.nan))
-        sums += (recorded, predicted, own)
+        _, ours_us, ours_mean = ours.get(name, (0.0, np.nan, np.nan))
+        sums += (recorded, predicted, ours_us)
         title = name if name == "matrix product" else f"convolution, {name}"
-        yield f"| {title} | {recorded:.2f} | {predicted:.2f} | {mean:.2f} | {own:.2f} | {own_mean:.2f} |"
+        yield f"| {title} | {recorded:.2f} | {predicted:.2f} | {mean:.2f} | {ours_us:.2f} | {ours_mean:.2f} |"
     yield f"| all | {sums[0]:.2f} | {sums[1]:.2f} | | {sums[2]:.2f} | |"
 
 
@@ -134,8 +134,8 @@ def _explained(library: Sequence[RepricedRow]) -> Iterator[str]:
         yield from wrap(f"- **{family}**: {EXPLANATIONS[family]}.", WIDTH, subsequent_indent="  ")
 
 
-def _apart(library: Sequence[RepricedRow]) -> Iterator[str]:
-    far = [row for row in library if np.isfinite(row.ratio) and not 1 / APART <= row.ratio <= APART]
+def _far_off(library: Sequence[RepricedRow]) -> Iterator[str]:
+    far = [row for row in library if np.isfinite(row.ratio) and not 1 / FAR_OFF <= row.ratio <= FAR_OFF]
     far.sort(key=lambda row: -row.calls * abs(row.priced_us - row.recorded_us))
     if not far:
         yield "None."
@@ -156,10 +156,10 @@ def _layers(library: Sequence[RepricedRow], best: Sequence[RepricedRow]) -> Iter
     yield "| Layer | Operator | Pass | Calls | Recorded | Library | Best | Recorded algorithm | Assumed |"
     yield "|---|---|---|--:|--:|--:|--:|---|---|"
     order = {layer: place for place, layer in enumerate(dict.fromkeys(row.layer for row in library))}
-    for row, own in sorted(zip(library, best, strict=True), key=lambda pair: order[pair[0].layer]):
+    for row, best_row in sorted(zip(library, best, strict=True), key=lambda pair: order[pair[0].layer]):
         yield (
             f"| {row.layer} | {row.operator} | {row.direction} | {row.calls:.0f} | {row.recorded_us:.0f}"
-            f" | {row.priced_us:.0f} | {own.priced_us:.0f} | {row.algorithm} | {row.assumed} |"
+            f" | {row.priced_us:.0f} | {best_row.priced_us:.0f} | {row.algorithm} | {row.assumed} |"
         )
 
 

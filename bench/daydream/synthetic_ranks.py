@@ -62,7 +62,7 @@ class Job:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return -(-self.ranks // self.per_host)
 
 
@@ -114,8 +114,8 @@ def true_times(job: Job, rank: int, time_us: Floats) -> tuple[Floats, Floats]:
     host = np.arange(job.ranks) // job.per_host
     begins = starts * (1.0 - drifts[host]) - offsets[host]
     moments = starts.min() + time_us
-    own = moments * (1.0 - drifts[host[rank]]) - offsets[host[rank]] - begins[rank]
-    return own, moments * (1.0 - drifts[0]) - offsets[0] - begins.min()
+    own_clock_us = moments * (1.0 - drifts[host[rank]]) - offsets[host[rank]] - begins[rank]
+    return own_clock_us, moments * (1.0 - drifts[0]) - offsets[0] - begins.min()
 
 
 def _run(job: Job) -> list[_Rank]:
@@ -123,7 +123,7 @@ def _run(job: Job) -> list[_Rank]:
     draw = np.random.default_rng(job.seed)
     ranks = [_Rank(number) for number in range(job.ranks)]
     load = np.array(job.load or (1.0,) * job.ranks)
-    # Nobody presses the button at the same time.
+    # Profilers are not started at the same time.
     now = 1000.0 + draw.uniform(0.0, 300.0, job.ranks)
     for step in range(job.steps):
         now = _step(job, ranks, load, now, step, draw)
@@ -192,7 +192,7 @@ def _all_reduce(
     start = np.maximum(np.maximum(launched + 10.0, compute + 2.0), nccl + 1.0)
     end = start.max() + job.transfer_us * draw.normal(1.0, job.spread) + draw.exponential(job.jitter_us, job.ranks)
     end = np.maximum(end, start.max() + 1.0)
-    told = {
+    arguments = {
         "Collective name": "allreduce", "In msg nelems": _ELEMENTS, "Out msg nelems": _ELEMENTS, "dtype": "Float",
         "Group size": job.ranks, "Process Group Name": "0", "Process Group Description": "default_pg",
         "Process Group Ranks": str(list(range(job.ranks))) if job.ranks <= 30 else "[0, 1, 2, ...]",
@@ -202,12 +202,12 @@ def _all_reduce(
         at = float(host[index])
         record = 900_000_000 + rank.correlation
         rank.on_host("cuda_runtime", "cudaEventRecord", at, 1.0, correlation=record)
-        rank.on_host("cpu_op", "record_param_comms", at + 1.5, 20.0, **told)
+        rank.on_host("cpu_op", "record_param_comms", at + 1.5, 20.0, **arguments)
         rank.on_host("cuda_runtime", "cudaStreamWaitEvent", at + 3.0, 1.0, correlation=700_000_000 + rank.correlation)
         rank.on_host("cuda_runtime", "cudaLaunchKernelExC", at + 8.0, 8.0, correlation=rank.correlation)
         rank.on_stream(
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", _NCCL, start[index],
-            end[index] - start[index], correlation=rank.correlation, **told,
+            end[index] - start[index], correlation=rank.correlation, **arguments,
         )  # fmt: skip
         rank.on_host("cuda_runtime", "cudaEventRecord", at + 18.0, 1.0, correlation=record + 1)
     return host + 25.0, end

@@ -1,4 +1,4 @@
-"""How fast traces are read, graphs built and simulated; beside HolisticTraceAnalysis where it is installed."""
+"""Speed of reading traces, building graphs and simulating; HolisticTraceAnalysis, too, where it is installed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ print(json.dumps({"version": hta.__version__, "load_seconds": round(loaded, 3), 
 
 
 def test_beside_holistic_trace_analysis(benchmark: Any, trace_file: Path) -> None:
-    """File to graph, beside HolisticTraceAnalysis loading the same file in the same run; noted, not judged.
+    """File to graph, against HolisticTraceAnalysis loading the same file in the same run; noted, not judged.
 
     Its requirements clash with ours, so it may live in another environment, whose Python `HTA_PYTHON` names.
     """

@@ -27,7 +27,7 @@ _SHRUNK, _SHRINK_SECONDS = 3, 60.0
 
 @dataclass
 class Totals:
-    """What a run has come to.
+    """Totals of a run.
 
     Attributes:
         operators: examined by this code.
@@ -52,7 +52,7 @@ class Totals:
 
 
 def problem_of(record: Record) -> str:
-    """What is wrong with an operator; empty where nothing is."""
+    """Problem of an operator; empty where there is none."""
     if "traceback" in record:
         return str(record["traceback"]).strip().splitlines()[-1]
     if record.get("built"):

@@ -86,7 +86,7 @@ class Kernel:
             met.setdefault(name, set()).update(self._productions(part.problem))
         if self.program.algorithm not in ALGORITHMS_BY_LOWERING:
             met.setdefault(self.program.algorithm, set()).update(self._productions(self.program.form))
-        return {name: sorted(found) for name, found in met.items()}
+        return {name: sorted(met_names) for name, met_names in met.items()}
 
     def _productions(self, problem: Problem) -> frozenset[str]:
         """Those of what one kernel computes; of attention, what it is asked for."""
@@ -144,11 +144,11 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
     form = form_on(expr, device)
     programs = find_programs(form, device, count, method).ranked(count)
     target = Target.of(device)
-    found = []
+    kernels = []
     for rank, program in enumerate(programs, start=1):
         names = tuple(_lowering(part.problem, part.schedule, target) for part in program.parts)
-        found.append(Kernel(device_name, rank, program, names))
-    return found
+        kernels.append(Kernel(device_name, rank, program, names))
+    return kernels
 
 
 def _lowering(problem: Problem, schedule: Schedule, target: Target) -> str:
@@ -160,7 +160,7 @@ def _lowering(problem: Problem, schedule: Schedule, target: Target) -> str:
 
 
 def traits(kernel: Kernel) -> tuple[object, ...]:
-    """What sets kernels of one lowering apart."""
+    """Traits that separate kernels of one lowering."""
     schedule = kernel.program.main.schedule
     if not isinstance(schedule, TileSchedule):
         return (kernel.kind,)
@@ -172,7 +172,7 @@ def traits(kernel: Kernel) -> tuple[object, ...]:
 
 
 def is_quick(kernel: Kernel) -> bool:
-    """Whether it is built and run in seconds."""
+    """True if it is built and run in seconds."""
     schedule = kernel.program.main.schedule
     if kernel.device == "cpu" and isinstance(schedule, TileSchedule):
         elements = math.prod([size for _, size in schedule.thread])
@@ -194,7 +194,7 @@ def outcome_of(kernel: Kernel, result: Verification) -> str:
 
 
 def _is_sound(kernel: Kernel, result: Verification) -> bool:
-    """Whether the reference stays where it is, to a quarter of the tolerance, when inputs and what statements make of
+    """True if the reference stays where it is, to a quarter of the tolerance, when inputs and what statements make of
     them change by a unit of the accumulator's last place, and when the result is rounded."""
     expr = resize(kernel.program.form, result.axis_sizes).expr
     inputs = random_inputs(expr, 0)
@@ -204,12 +204,12 @@ def _is_sound(kernel: Kernel, result: Verification) -> bool:
     def moved(values: Any) -> Any:
         return values * (1 + unit * chance.uniform(-1, 1, values.shape))
 
-    expected, known = evaluate(expr, inputs), {name: moved(values) for name, values in inputs.items()}
+    expected, values_by_name = evaluate(expr, inputs), {name: moved(values) for name, values in inputs.items()}
     for statement in expr.statements:
-        known[statement.tensor] = moved(evaluate(part_of(expr, (statement,)), known))
+        values_by_name[statement.tensor] = moved(evaluate(part_of(expr, (statement,)), values_by_name))
     rounded = round_to_dtype(expected, expr.output.dtype)
     # Half a unit in the last place is what every rounding may change.
-    return relative_error(known[expr.output.name], expected) <= result.tolerance / 4 and (
+    return relative_error(values_by_name[expr.output.name], expected) <= result.tolerance / 4 and (
         relative_error(rounded, expected) <= result.tolerance / 2 + 1e-12
     )
 

@@ -62,7 +62,7 @@ class Log:
                 yield record
 
     def write_finding(self, record: Record, data: Record, run: Record) -> Path:
-        """A failing operator as a file that ``roller verify`` reads, and what was seen beside it."""
+        """A failing operator as a file that ``roller verify`` reads, and the failure in another."""
         folder = self.folder / "findings"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{data['name']}.json"

@@ -22,7 +22,7 @@ from sokoban.language.operators import operator_from_data
 
 Data = dict[str, Any]
 
-#: Elements of axes: one, a few, prime, beside a tile, several tiles.
+#: Elements of axes: one, a few, prime, near a tile, several tiles.
 TINY = (1, 1, 2, 3, 4, 5)
 PRIME = (7, 11, 13, 17, 23, 37, 53, 61, 97, 131)
 EDGE = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257)
@@ -58,9 +58,9 @@ class Draw:
         self.dtypes: tuple[str, ...] = self.chance.choices(families, weights)[0]
         if self.target is not None:
             self.dtypes = (self.chance.choice(FLOATS[2:] if self.target.lowering.startswith("cpu") else FLOATS),)
-        self.whole = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
+        self.integers = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
         self.averages = False
-        self.writer = Writer(self.chance, self.sizes, self.dtypes, self.whole)
+        self.writer = Writer(self.chance, self.sizes, self.dtypes, self.integers)
         self.statements: list[str] = []
 
     def inside(self, term: Term, axes: Sequence[str]) -> Term:
@@ -104,7 +104,7 @@ class Draw:
         self.statements.append(f"{tensor}[{', '.join(axes)}] = {text}")
         read = Term(
             f"{tensor}[{', '.join(axes)}]", term.low, term.high, term.usual, term.error + term.usual,
-            peaked=term.peaked, exact=self.whole,
+            peaked=term.peaked, exact=self.integers,
         )  # fmt: skip
         return read
 
@@ -114,7 +114,7 @@ class Draw:
         shown = axes[0] if len(axes) == 1 and self.chance.random() < 0.5 else f"[{', '.join(axes)}]"
         inner = body.text[1:-1] if body.text.startswith("(") and _encloses(body.text) else body.text
         text = f"{function}({shown}, {inner})"
-        if function == "sum" and self.averages and not self.whole and self.chance.random() < 0.1:
+        if function == "sum" and self.averages and not self.integers and self.chance.random() < 0.1:
             # Whole numbers have no mean.
             return replace(body, text=f"mean({shown}, {inner})", error=2 * (body.error + body.usual), exact=False)
         if function in ("max", "min"):
@@ -124,18 +124,18 @@ class Draw:
         usual = body.usual * math.sqrt(count) if body.low < 0 < body.high else body.usual * count
         low, high = min(body.low * count, 0.0), max(body.high * count, 0.0)
         error = body.error * math.sqrt(count) + usual
-        return Term(text, low, high, usual, error, self.whole, body.peaked)
+        return Term(text, low, high, usual, error, self.integers, body.peaked)
 
     def body(self, function: str, spatial: Sequence[str], reduced: Sequence[str], depth: int) -> Term:
-        """What is reduced: it reads an input along every reduced axis."""
+        """Body of a reduction: it reads an input along every reduced axis."""
         axes = [*spatial, *reduced]
-        first = self.writer.load(spatial, every=reduced, plain=self.chance.random() < 0.5)
+        first = self.writer.load(spatial, every=reduced, unindexed=self.chance.random() < 0.5)
         term = self.inside(self.writer.value(axes, depth, first), axes)
         if function == "prod":
             count = math.prod(self.sizes[axis] for axis in reduced)
             return self.factor(term, count)
-        if self.whole:
-            return self.whole_body(first, term, reduced)
+        if self.integers:
+            return self.uncut_body(first, term, reduced)
         return within(term, 1e4) if not term.peaked else term
 
     def factor(self, term: Term, count: int) -> Term:
@@ -143,7 +143,7 @@ class Draw:
         scale = 2.0 ** -math.ceil(math.log2(2 + count / 4))
         return Term(f"(1 + {scale:g}*{bounded(term).text})", 0.5, 1.5, 1.0, 1.0, peaked=term.peaked)
 
-    def whole_body(self, first: Term, term: Term, reduced: Sequence[str]) -> Term:
+    def uncut_body(self, first: Term, term: Term, reduced: Sequence[str]) -> Term:
         """Integers whose sum 32 bits hold."""
         count = math.prod(self.sizes[axis] for axis in reduced)
         return term if term.most * count < 2**30 else first
@@ -156,7 +156,7 @@ class Draw:
             result = "float64"
         elif narrow and self.chance.random() < 0.7:
             result = narrow[0]
-        if self.whole:
+        if self.integers:
             result = "int32"
         if result == "float16" and term.usual > 500:
             term = within(Term(term.text, term.low, term.high, term.usual), 500.0)
@@ -175,7 +175,7 @@ class Draw:
             "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"} | {tensor: result},
             "shapes": {name: shape for name, shape in inputs.shapes.items() if name in read},
         }
-        if not self.whole and self.chance.random() < 0.05:
+        if not self.integers and self.chance.random() < 0.05:
             data["accumulate"] = "float64"
         return data
 
@@ -186,7 +186,7 @@ def bounded(term: Term) -> Term:
 
 
 def _encloses(text: str) -> bool:
-    """Whether the first bracket closes at the end."""
+    """True if the first bracket closes at the end."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -222,11 +222,11 @@ def reduction(draw: Draw) -> Data:
     spatial = draw.axes(*("i", "j")[: draw.chance.choice((1, 1, 2))])
     reduced = draw.axes(*("k", "r")[: draw.chance.choice((1, 1, 2))])
     _limit(draw, 2**26)
-    function = draw.function(("sum", "sum", "sum", "max", "min") + (() if draw.whole else ("prod", "prod")))
+    function = draw.function(("sum", "sum", "sum", "max", "min") + (() if draw.integers else ("prod", "prod")))
     draw.writer.peaked = function == "max"
     if function == "prod":
         draw.sizes.update({axis: min(draw.sizes[axis], 33) for axis in reduced})
-    if draw.chance.random() < 0.08 and not draw.whole and function != "prod":
+    if draw.chance.random() < 0.08 and not draw.integers and function != "prod":
         # Of places alone.
         weights = [_position_weight(draw, [axis, *spatial]) for axis in reduced]
         body = total(draw.writer.position(reduced[:1]), weights[-1])
@@ -252,17 +252,17 @@ def contraction(draw: Draw) -> Data:
     if draw.chance.random() < 0.15:
         reduced += draw.axes("r", tables=(TINY, TINY, PRIME))
     _limit(draw, 2**30)
-    left = _operand(draw, "A", [*batch, *rows, *reduced])
-    right = _operand(draw, "B", [*(batch if draw.chance.random() < 0.7 else []), *reduced, *columns])
+    a = _operand(draw, "A", [*batch, *rows, *reduced])
+    b = _operand(draw, "B", [*(batch if draw.chance.random() < 0.7 else []), *reduced, *columns])
     spatial = [*batch, *rows, *columns]
     weights = draw.chance.random()
-    body = product(left, right)
+    body = product(a, b)
     if weights < 0.75:
-        left, right = _weighted(draw, spatial, reduced, left), _weighted(draw, spatial, reduced, right)
-        body = product(left, right)
+        a, b = _weighted(draw, spatial, reduced, a), _weighted(draw, spatial, reduced, b)
+        body = product(a, b)
     if weights < 0.35:
         body = product(body, _position_weight(draw, [*spatial, *reduced]))
-    if draw.whole and body.most * math.prod(draw.sizes[axis] for axis in reduced) > 2**30:
+    if draw.integers and body.most * math.prod(draw.sizes[axis] for axis in reduced) > 2**30:
         body = product(_operand(draw, "A", [*batch, *rows, *reduced]), _operand(draw, "B", [*reduced, *columns]))
     term = draw.reduced("sum", reduced, draw.inside(body, [*spatial, *reduced]))
     term = draw.state("C", spatial, term) if draw.chance.random() < 0.4 else term
@@ -277,8 +277,8 @@ def matrix_product(draw: Draw) -> Data:
     dtype = chance.choice(("float16", "float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"))
     if draw.target is not None:
         dtype = "float16"
-    draw.dtypes, draw.whole = (dtype,), dtype == "int8"
-    draw.writer.dtypes, draw.writer.whole = ("int32",) if dtype == "int8" else (dtype,), draw.whole
+    draw.dtypes, draw.integers = (dtype,), dtype == "int8"
+    draw.writer.dtypes, draw.writer.integers = ("int32",) if dtype == "int8" else (dtype,), draw.integers
     if dtype.startswith("float8"):
         draw.writer.dtypes = ("float32",)
     aligned = ((64, 128, 256), (512, 1024, 2048), (192, 384, 768, 96))
@@ -295,19 +295,19 @@ def matrix_product(draw: Draw) -> Data:
     is_moved = draw.target is not None and draw.target.place == INSIDE and draw.target.name in ("strided", "window")
     if is_moved or (not batch and chance.random() < 0.2):
         reduced = ["r", "k"]
-        left, right = _moved(draw, dtype)
+        a, b = _moved(draw, dtype)
     else:
-        left = _operand(draw, "A", _turned(chance, [*batch, "i", "k"]), dtype)
-        right = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
-    term = draw.state("C", spatial, draw.reduced("sum", reduced, product(left, right)))
+        a = _operand(draw, "A", _turned(chance, [*batch, "i", "k"]), dtype)
+        b = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
+    term = draw.state("C", spatial, draw.reduced("sum", reduced, product(a, b)))
     if chance.random() < 0.75 or draw.target is not None:
-        if draw.whole:
+        if draw.integers:
             # What follows a sum of integers is computed in floats unless integers are asked for.
-            draw.whole = draw.writer.whole = chance.random() < 0.5
-            draw.writer.dtypes = ("int32",) if draw.whole else ("float32",)
+            draw.integers = draw.writer.integers = chance.random() < 0.5
+            draw.writer.dtypes = ("int32",) if draw.integers else ("float32",)
         term = _epilogue(draw, spatial, term)
     data = draw.finish(term, spatial)
-    if dtype.startswith("float8") or (dtype == "int8" and not draw.whole):
+    if dtype.startswith("float8") or (dtype == "int8" and not draw.integers):
         data["dtypes"]["Y"] = chance.choice(("float32", "float16", "bfloat16"))
         if data["dtypes"]["Y"] == "float16":
             data["dtypes"]["Y"] = "float32" if dtype == "int8" else "float16"
@@ -362,7 +362,7 @@ def windows(draw: Draw) -> Data:
             body = product(load, _operand(draw, "W", order))
         if chance.random() < 0.3 and draw.target is None:
             body = _epilogue(draw, [*spatial, *reduced], body, chance.randint(1, 2))
-            body = draw.whole_body(load, body, reduced) if draw.whole else within(body, 100.0)
+            body = draw.uncut_body(load, body, reduced) if draw.integers else within(body, 100.0)
         if chance.random() < 0.3:
             body = product(body, _position_weight(draw, [*spatial, *reduced]))
         elif chance.random() < 0.3:
@@ -385,9 +385,9 @@ def rows(draw: Draw) -> Data:
     """Several reductions over the columns of each row, each of what the ones before made of it."""
     chance = draw.chance
     columns = draw.axes("j", tables=(TINY, PRIME, EDGE, LARGE))
-    left = draw.axes(*("b", "i")[: chance.choice((1, 1, 2))])
-    draw.sizes.update({axis: min(draw.sizes[axis], 130) for axis in left})
-    return _rows(draw, left, columns)
+    row_axes = draw.axes(*("b", "i")[: chance.choice((1, 1, 2))])
+    draw.sizes.update({axis: min(draw.sizes[axis], 130) for axis in row_axes})
+    return _rows(draw, row_axes, columns)
 
 
 def long_rows(draw: Draw) -> Data:
@@ -396,14 +396,14 @@ def long_rows(draw: Draw) -> Data:
     return _rows(draw, draw.axes("i", tables=((1, 2, 3),)), columns)
 
 
-def _rows(draw: Draw, left: list[str], columns: list[str]) -> Data:
+def _rows(draw: Draw, row_axes: list[str], columns: list[str]) -> Data:
     chance = draw.chance
-    if draw.whole:
-        draw.whole = draw.writer.whole = False
-    axes = [*left, *columns]
+    if draw.integers:
+        draw.integers = draw.writer.integers = False
+    axes = [*row_axes, *columns]
     # Thousands of equal factors are rounded the same way.
-    known = ("sum", "max", "min", "sum", "prod") if draw.sizes[columns[0]] <= 600 else ("sum", "max", "min", "sum")
-    functions = [draw.function(known) for _ in range(chance.randint(1, 3))]
+    reductions = ("sum", "max", "min", "sum", "prod") if draw.sizes[columns[0]] <= 600 else ("sum", "max", "min", "sum")
+    functions = [draw.function(reductions) for _ in range(chance.randint(1, 3))]
     draw.writer.peaked = "max" in functions
     current = draw.inside(_epilogue(draw, axes, draw.writer.load([], every=axes), depth=chance.randint(0, 2)), axes)
     if chance.random() < 0.5:
@@ -421,7 +421,7 @@ def _rows(draw: Draw, left: list[str], columns: list[str]) -> Data:
         if function == "sum":
             mean = f"({reduced.text} / {count})"
             reduced = replace(current, text=mean, error=current.error + current.usual, exact=False)
-        reduced = draw.state(f"R{number}", left, reduced)
+        reduced = draw.state(f"R{number}", row_axes, reduced)
         current = _combined(draw, current, reduced)
         if chance.random() < 0.5:
             current = draw.state(f"E{number}", axes, current)
@@ -435,10 +435,10 @@ def _rows(draw: Draw, left: list[str], columns: list[str]) -> Data:
 def masked_softmax(draw: Draw) -> Data:
     """A softmax of masked logits, written out."""
     chance = draw.chance
-    draw.whole = draw.writer.whole = False
-    left, columns = draw.axes("i", tables=(TINY, PRIME, EDGE)), draw.axes("j", tables=(PRIME, EDGE, LARGE))
+    draw.integers = draw.writer.integers = False
+    row_axes, columns = draw.axes("i", tables=(TINY, PRIME, EDGE)), draw.axes("j", tables=(PRIME, EDGE, LARGE))
     draw.writer.peaked = True
-    axes = [*left, *columns]
+    axes = [*row_axes, *columns]
     load = draw.writer.load([], every=axes)
     mask = chance.choice(("j <= i", "j >= i", f"j < {max(draw.sizes['j'] // 2, 1)}", "j == i or j < 3", "not (j > i)"))
     hidden = chance.choice(("-inf", "(-30)"))
@@ -454,7 +454,7 @@ def masked_softmax(draw: Draw) -> Data:
 def steps(draw: Draw) -> Data:
     """Two reductions over different axes, one after the other: a pair, a sequence or a chain."""
     chance = draw.chance
-    draw.whole = draw.writer.whole = False
+    draw.integers = draw.writer.integers = False
     draw.axes("i", tables=(EDGE, PRIME, LARGE))
     draw.axes("k", "p", tables=((16, 32, 33, 64), PRIME))
     draw.axes("n", tables=((16, 32, 64, 65, 128),))
@@ -490,16 +490,16 @@ def pair(draw: Draw) -> Data:
             ("float16", "bfloat16") if draw.target.lowering == "pairs.warps" else ("float32", "float16")
         )
         sizes = sizes[:1]
-    draw.dtypes, draw.whole = (dtype,), False
-    draw.writer.dtypes, draw.writer.whole = draw.dtypes, False
+    draw.dtypes, draw.integers = (dtype,), False
+    draw.writer.dtypes, draw.writer.integers = draw.dtypes, False
     draw.axes("i", tables=(EDGE, (192, 512, 1000, 2048)) if draw.target is None else ((2048, 4096, 5000),))
     draw.axes("k", "n", "p", tables=sizes)
-    first = product(_plain(draw, "A", ["i", "k"]), _plain(draw, "B", _turned(chance, ["k", "n"])))
+    first = product(_input(draw, "A", ["i", "k"]), _input(draw, "B", _turned(chance, ["k", "n"])))
     hidden = draw.state("H", ["i", "n"], draw.reduced("sum", ["k"], first))
     if chance.random() < 0.85 or draw.target is not None:
         between = draw.inside(draw.writer.value(["i", "n"], chance.randint(1, 2), hidden), ["i", "n"])
         hidden = draw.state("G", ["i", "n"], within(between, 8.0))
-    term = draw.reduced("sum", ["n"], product(hidden, _plain(draw, "D", _turned(chance, ["n", "p"]))))
+    term = draw.reduced("sum", ["n"], product(hidden, _input(draw, "D", _turned(chance, ["n", "p"]))))
     if chance.random() < 0.5 or draw.target is not None:
         term = _epilogue(draw, ["i", "p"], draw.state("C", ["i", "p"], term), depth=chance.randint(1, 2))
     data = draw.finish(within(term, 500.0), ["i", "p"])
@@ -510,7 +510,7 @@ def pair(draw: Draw) -> Data:
 def read_again(draw: Draw) -> Data:
     """A tensor of a value or of a sum, read by the next statement elsewhere, too: shifted, turned, or as a window."""
     chance = draw.chance
-    draw.whole = draw.writer.whole = False
+    draw.integers = draw.writer.integers = False
     axes = draw.axes("i", "j", tables=(TINY, PRIME, EDGE))
     turned = chance.random() < 0.3
     if turned:
@@ -539,7 +539,7 @@ def read_again(draw: Draw) -> Data:
 
 
 def long_reduction(draw: Draw) -> Data:
-    """A reduction so long beside its outputs that slices or lines of it are kernels of their own."""
+    """A reduction so long against its outputs that slices or lines of it are kernels of their own."""
     chance = draw.chance
     draw.axes("k", tables=((4096, 8192, 10007, 16384, 30000),))
     if chance.random() < 0.5:
@@ -551,11 +551,11 @@ def long_reduction(draw: Draw) -> Data:
         function = draw.function(("sum", "max", "min"))
         draw.writer.peaked = function == "max"
         body, spatial = draw.writer.load([], every=["i", "k"] if chance.random() < 0.6 else ["k", "i"]), ["i"]
-    if draw.whole:
+    if draw.integers:
         body = draw.writer.load([], every=["i", "k"])
     kind = chance.randrange(4)
     if kind == 0:
-        body = product(body, Term(f"(k / {draw.sizes['k']})", 0, 1, 0.5, 1)) if not draw.whole else body
+        body = product(body, Term(f"(k / {draw.sizes['k']})", 0, 1, 0.5, 1)) if not draw.integers else body
     elif kind == 1:
         masked = f"select({draw.writer.truth([*spatial, 'k'], 1)}, {body.text}, 0)"
         body = replace(body, text=masked, low=min(body.low, 0), high=max(body.high, 0), exact=False)
@@ -588,7 +588,7 @@ def _moved(draw: Draw, dtype: str) -> tuple[Term, Term]:
     return read, replace(read, text="B[r, k, j]")
 
 
-def _plain(draw: Draw, tensor: str, axes: Sequence[str]) -> Term:
+def _input(draw: Draw, tensor: str, axes: Sequence[str]) -> Term:
     """A load of an input along axes as they are."""
     dtype = draw.dtypes[0]
     draw.writer.inputs.shapes[tensor] = [draw.sizes[axis] for axis in axes]
@@ -628,7 +628,7 @@ def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operan
     kind = draw.chance.choice(("plain", "plain", "masked", "weighted", "function"))
     axes = [*spatial, *reduced]
     if kind == "masked":
-        other = "0" if draw.chance.random() < 0.7 or draw.whole else draw.writer.value(axes, 0).text
+        other = "0" if draw.chance.random() < 0.7 or draw.integers else draw.writer.value(axes, 0).text
         truth = draw.writer.truth(axes, 1)
         text = f"select({truth}, {operand.text}, {other})"
         if other == "0" and draw.chance.random() < 0.3:
@@ -639,21 +639,21 @@ def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operan
             max(operand.high, 3),
             operand.usual,
             operand.error + 1,
-            draw.whole,
+            draw.integers,
             operand.peaked,
         )
     if kind == "weighted":
         return product(operand, _position_weight(draw, axes))
     if kind == "function":
         term = draw.writer.value(axes, draw.chance.randint(1, 2), operand)
-        return term if draw.whole else (within(term, 100.0) if not term.peaked else bounded(term))
+        return term if draw.integers else (within(term, 100.0) if not term.peaked else bounded(term))
     return operand
 
 
 def _position_weight(draw: Draw, axes: Sequence[str]) -> Term:
     """A weight by position: the value of an axis, scaled, or a truth value as a number."""
     kind = draw.chance.randrange(4)
-    if kind == 0 or draw.whole:
+    if kind == 0 or draw.integers:
         text = f"select({draw.writer.truth(axes, 0)}, 1, {draw.chance.choice((0, 2, -1))})"
         return Term(text, -1, 2, 1, exact=True)
     position = draw.writer.position(axes)
@@ -714,7 +714,7 @@ def operator(number: int, seed: int = 0) -> Data:
 
 
 def target_of(number: int) -> Target | None:
-    """What the operator of a number is drawn for."""
+    """Target that the operator of a number is drawn for."""
     return targets()[number // 2 % len(targets())] if number % 2 == 0 else None
 
 

@@ -46,26 +46,26 @@ ALL: tuple[str, ...] = (
 
 def productions(expr: TensorExpr) -> frozenset[str]:
     """The productions of a kernel's expression, and the dtypes of its tensors."""
-    found: set[str] = set()
+    names: set[str] = set()
     for statement in expr.statements:
-        found.update(_of_statement(statement, expr))
-    found.update(f"reads {tensor.dtype}" for tensor in expr.inputs)
-    found.add(f"writes {expr.output.dtype}")
-    found.add(f"computes {expr.accumulate}")
+        names.update(_of_statement(statement, expr))
+    names.update(f"reads {tensor.dtype}" for tensor in expr.inputs)
+    names.add(f"writes {expr.output.dtype}")
+    names.add(f"computes {expr.accumulate}")
     if len(expr.statements) > 2:
-        found.add("several statements")
+        names.add("several statements")
     if sum(statement.reduction is not None for statement in expr.statements) > 1:
-        found.add("several reductions")
+        names.add("several reductions")
     if len(expr.inputs) < len({load for s in expr.statements for load in walk(s.value) if isinstance(load, Load)}):
-        found.add("one tensor read in several ways")
+        names.add("one tensor read in several ways")
     sizes = set(expr.sizes.values())
-    found.update({"size 1"} if 1 in sizes else set())
-    found.update({"prime size"} if any(_is_prime(size) for size in sizes) else set())
-    return frozenset(found)
+    names.update({"size 1"} if 1 in sizes else set())
+    names.update({"prime size"} if any(_is_prime(size) for size in sizes) else set())
+    return frozenset(names)
 
 
 def attention_options(attention: AttentionSizes, dtype: str) -> frozenset[str]:
-    """What an attention, or a gradient of it, is asked for."""
+    """Options of an attention, or of a gradient of it."""
     options = {
         "every key seen": not attention.causal, "causal": attention.causal, "window": bool(attention.window_size),
         "heads share keys": attention.shares_keys, "a head for every key": not attention.shares_keys,

@@ -100,7 +100,7 @@ def _distinct_forms(kernels: Sequence[Kernel]) -> list[KernelForm]:
 
 
 def meaning_error(form: KernelForm) -> float:
-    """How far the canonical form, whose kernels are run against it, is off the operator as its author wrote it.
+    """Error of the canonical form, whose kernels are run against it, to the operator as its author wrote it.
 
     0 where that would take long.
     """
@@ -111,16 +111,16 @@ def meaning_error(form: KernelForm) -> float:
     )
     if points > MOST_MEANING_POINTS:
         return 0.0
-    known: dict[str, Any] = dict(random_inputs(expr, 0))
-    expected = evaluate(expr, known)
+    values_by_name: dict[str, Any] = dict(random_inputs(expr, 0))
+    expected = evaluate(expr, values_by_name)
     for kernel in form.stages or (form,):
-        given = {tensor.name: known[tensor.name].reshape(tensor.shape) for tensor in kernel.expr.inputs}
-        known[kernel.expr.output.name] = evaluate(kernel.expr, given)
-    return relative_error(known[expr.output.name].reshape(expected.shape), expected)
+        given = {tensor.name: values_by_name[tensor.name].reshape(tensor.shape) for tensor in kernel.expr.inputs}
+        values_by_name[kernel.expr.output.name] = evaluate(kernel.expr, given)
+    return relative_error(values_by_name[expr.output.name].reshape(expected.shape), expected)
 
 
 def _built(kernel: Kernel) -> str:
-    """What the device's own compiler says of a kernel; empty where it takes it."""
+    """Complaint of the device's own compiler about a kernel; empty where it takes it."""
     target = Target.of(device_of(kernel.device))
     for part in kernel.program.parts:
         request = BuildRequest(

@@ -63,7 +63,7 @@ def _is_operator(data: Data) -> bool:
 
 
 def failure(device: str, kind: str, outcome: str, engine: str | None) -> Callable[[Data], bool]:
-    """Whether an operator has a kernel of a kind on a device that comes out so."""
+    """True if an operator has a kernel of a kind on a device that comes out so."""
 
     def fails(data: Data) -> bool:
         try:
@@ -84,7 +84,7 @@ def failure(device: str, kind: str, outcome: str, engine: str | None) -> Callabl
 
 
 def _weight(data: Data) -> float:
-    """How large an operator is: its text first, then its sizes."""
+    """Size of an operator: its text first, then its sizes."""
     text = data.get("expr", "")
     numbers = [*data.get("sizes", {}).values(), *(v for v in data.values() if isinstance(v, int))]
     other = len(data.get("dtypes", {})) + len(data.get("epilogue", ())) + ("layout" in data)
@@ -156,8 +156,8 @@ def _used(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
 def _simpler(node: Value) -> Iterator[Value]:
     if isinstance(node, Reduction):
         for axis in node.axes if len(node.axes) > 1 else ():
-            kept = tuple(other for other in node.axes if other != axis)
-            yield Reduction(node.function, kept, rewrite(node.body, _without(node.body, axis)))
+            remaining = tuple(other for other in node.axes if other != axis)
+            yield Reduction(node.function, remaining, rewrite(node.body, _without(node.body, axis)))
     elif isinstance(node, Call):
         is_truth = node.function in _TRUTHS
         for argument in node.arguments:
@@ -185,7 +185,7 @@ def _plainer(load: Load) -> Iterator[Load]:
 
 
 def _without(body: Value, axis: str) -> dict[Value, Value]:
-    """What takes an axis out of a value: the axis is 0."""
+    """Replacement that takes an axis out of a value: the axis is 0."""
     zero = {axis: AffineIndex()}
     replaced: dict[Value, Value] = {}
     for node in walk(body):
@@ -224,8 +224,8 @@ def _data(data: Data, expr: TensorExpr, statements: tuple[Statement, ...], sizes
     result = data.get("dtypes", {}).get(expr.output.name)
     if result:
         dtypes[output] = result
-    kept = {key: value for key, value in data.items() if key not in ("expr", "sizes", "dtypes", "shapes", "epilogue")}
-    return kept | {
+    fields = {key: value for key, value in data.items() if key not in ("expr", "sizes", "dtypes", "shapes", "epilogue")}
+    return fields | {
         "expr": "; ".join(statement_text(statement) for statement in statements),
         "sizes": {axis: sizes[axis] for axis in sizes if axis in axes},
         "dtypes": dtypes, "shapes": shapes,

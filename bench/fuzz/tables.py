@@ -111,10 +111,10 @@ class Met:
                     names = [*run["met"], *(("opencl",) if run["engine"] == "opencl" else ())]
                     for name in names:
                         met.kernels[name] += 1
-                    for name, found in run["met"].items():
-                        met.cells[name].update(found)
+                    for name, productions in run["met"].items():
+                        met.cells[name].update(productions)
                         if run["engine"] == "opencl":
-                            met.cells["opencl"].update(found)
+                            met.cells["opencl"].update(productions)
         return met
 
     def missing(self) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ FRAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """What an operator is drawn for.
+    """Target that an operator is drawn for.
 
     Attributes:
         lowering: a key of :data:`FRAMES`.
@@ -63,7 +63,7 @@ def _target(lowering: str, row: str) -> Target:
 
 def with_production(writer: Writer, term: Term, axes: Sequence[str], name: str) -> Term:
     """A value of ``term`` that has a production."""
-    if name in UNARY and (not writer.whole or name in ("abs", "neg", "relu")):
+    if name in UNARY and (not writer.integers or name in ("abs", "neg", "relu")):
         return UNARY[name](term)
     if name in COMPARISONS or name in ("and", "or", "not", "select"):
         return _selected(writer, term, axes, name)
@@ -89,8 +89,13 @@ def _axes_of(axes: Sequence[str], name: str) -> Sequence[str]:
 def _selected(writer: Writer, term: Term, axes: Sequence[str], name: str) -> Term:
     axis = writer.chance.choice(list(axes))
     half = max(writer.sizes[axis] // 2, 1)
-    left, right = f"({axis} < {half})", f"{writer.exact(axes).text} > {axis}"
-    conditions = {"and": f"({left} and {right})", "or": f"({left} or {right})", "not": f"(not {left})", "select": left}
+    first, second = f"({axis} < {half})", f"{writer.exact(axes).text} > {axis}"
+    conditions = {
+        "and": f"({first} and {second})",
+        "or": f"({first} or {second})",
+        "not": f"(not {first})",
+        "select": first,
+    }
     return _chosen(term, conditions.get(name) or f"({axis} {COMPARISONS[name]} {half})")
 
 

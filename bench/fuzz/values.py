@@ -23,7 +23,7 @@ INTEGER_BOUNDS = (-127.0, 127.0)
 MOST = 1e6
 MOST_ERROR = 64.0
 #: Largest magnitude of a whole number: sums of them stay in 32 bits.
-MOST_WHOLE = 2.0**15
+MOST_INTEGER = 2.0**15
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -56,7 +56,7 @@ class Term:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is neither too large nor lost in its own error."""
+        """True if it is neither too large nor lost in its own error."""
         return self.most <= MOST and self.error <= MOST_ERROR * max(self.usual, 1e-3)
 
 
@@ -86,8 +86,8 @@ class Writer:
         peaked: whether the largest element of some input is taken, so that floats may have peaks.
     """
 
-    def __init__(self, chance: random.Random, sizes: Mapping[str, int], dtypes: Sequence[str], whole: bool) -> None:
-        self.chance, self.sizes, self.dtypes, self.whole = chance, sizes, dtypes, whole
+    def __init__(self, chance: random.Random, sizes: Mapping[str, int], dtypes: Sequence[str], integers: bool) -> None:
+        self.chance, self.sizes, self.dtypes, self.integers = chance, sizes, dtypes, integers
         self.inputs = Inputs()
         self.peaked = False
 
@@ -127,7 +127,7 @@ class Writer:
         text = f"{axis} + {other}" if stride == 1 else f"{axis} + {stride}*{other}"
         return (f"{text} - 1" if shift else text), shift, last + reach + shift
 
-    def load(self, axes: Sequence[str], every: Sequence[str] = (), plain: bool = False) -> Term:
+    def load(self, axes: Sequence[str], every: Sequence[str] = (), unindexed: bool = False) -> Term:
         """A load of a new input, or of one known; it walks ``every`` as they are, and some of ``axes`` in any way."""
         if self.inputs.shapes and not every and self.chance.random() < 0.25:
             again = self._again(axes)
@@ -136,7 +136,7 @@ class Writer:
         tensor = f"T{len(self.inputs.shapes)}"
         indices = [(axis, 0, self.sizes[axis] - 1) for axis in every]
         others = [axis for axis in axes if axis not in every]
-        if plain:
+        if unindexed:
             chosen = [axis for axis in others if self.chance.random() < 0.7]
             indices += [(axis, 0, self.sizes[axis] - 1) for axis in chosen]
             self.chance.shuffle(indices)
@@ -148,7 +148,7 @@ class Writer:
         if not indices:
             indices = [(axes[0], 0, self.sizes[axes[0]] - 1)] if axes else [("0", 0, 0)]
         shape = [max(high + 1, 1) for _, _, high in indices]
-        padded = any(low < 0 for _, low, _ in indices) or (not plain and self.chance.random() < 0.15)
+        padded = any(low < 0 for _, low, _ in indices) or (not unindexed and self.chance.random() < 0.15)
         if padded:
             shape = [max(extent - self.chance.randint(0, 2), 1) for extent in shape]
         elif self.chance.random() < 0.05:
@@ -210,7 +210,7 @@ class Writer:
 
     def constant(self) -> Term:
         """A number."""
-        value = self.chance.choice((1, 2, 3, -1, -2) if self.whole else (2.0, 0.5, -1.5, 0.3, 1.0, 3.0, -0.25))
+        value = self.chance.choice((1, 2, 3, -1, -2) if self.integers else (2.0, 0.5, -1.5, 0.3, 1.0, 3.0, -0.25))
         error = 0.0 if float(value * 4).is_integer() else abs(value)
         text = f"{value:g}" if value >= 0 else f"({value:g})"
         return Term(text, value, value, abs(value), error, exact=not error)
@@ -237,7 +237,7 @@ class Writer:
         kind = self.chance.randrange(7)
         if kind <= 1:
             return self.position(axes)
-        if kind <= 4 or self.whole:
+        if kind <= 4 or self.integers:
             return self.load(axes)
         load = self.load(axes)
         function = self.chance.choice(("abs", "neg", "relu", "floor", "ceil"))
@@ -266,7 +266,7 @@ class Writer:
         """A number over ``axes``; one that contains ``first`` where that is given."""
         for _ in range(8):
             term = self._value(axes, depth, first)
-            if term.is_sound and (not self.whole or term.most <= MOST_WHOLE):
+            if term.is_sound and (not self.integers or term.most <= MOST_INTEGER):
                 return term
         return first or self.load(axes)
 
@@ -285,29 +285,31 @@ class Writer:
             return self._binary(axes, depth, inner)
         if kind == "select":
             other = self.value(axes, depth - 1)
-            left, right = (inner, other) if self.chance.random() < 0.5 else (other, inner)
-            return _either(f"select({self.truth(axes, 1)}, {left.text}, {right.text})", left, right)
+            first_branch, second_branch = (inner, other) if self.chance.random() < 0.5 else (other, inner)
+            return _either(
+                f"select({self.truth(axes, 1)}, {first_branch.text}, {second_branch.text})", first_branch, second_branch
+            )
         if kind == "scaled":
             return product(inner, self.position(axes) if self.chance.random() < 0.5 else self.constant())
         return self._unary(inner)
 
-    def _binary(self, axes: Sequence[str], depth: int, left: Term) -> Term:
+    def _binary(self, axes: Sequence[str], depth: int, a: Term) -> Term:
         functions = (
-            ("add", "sub", "mul", "min", "max") if self.whole else ("add", "sub", "mul", "min", "max", "div", "pow")
+            ("add", "sub", "mul", "min", "max") if self.integers else ("add", "sub", "mul", "min", "max", "div", "pow")
         )
         function = self.chance.choice(functions)
         if function == "pow":
-            return self._power(left)
-        right = self.value(axes, depth - 1)
+            return self._power(a)
+        b = self.value(axes, depth - 1)
         if self.chance.random() < 0.5:
-            left, right = right, left
+            a, b = b, a
         if function == "mul":
-            return product(left, right)
+            return product(a, b)
         if function in ("add", "sub"):
-            return total(left, right, function)
+            return total(a, b, function)
         if function in ("min", "max"):
-            return _either(f"{function}({left.text}, {right.text})", left, right)
-        return quotient(left, positive(right))
+            return _either(f"{function}({a.text}, {b.text})", a, b)
+        return quotient(a, positive(b))
 
     def _power(self, base: Term) -> Term:
         exponent = self.chance.choice((2, 3, 0.5, -1, 1.5))
@@ -322,7 +324,7 @@ class Writer:
         )
 
     def _unary(self, inner: Term) -> Term:
-        if self.whole:
+        if self.integers:
             function = self.chance.choice(("abs", "neg", "relu"))
             text = f"(-{inner.text})" if function == "neg" else f"{function}({inner.text})"
             return replace(inner, text=text, low=-inner.most, high=inner.most)
@@ -366,50 +368,48 @@ def positive(term: Term) -> Term:
     )  # fmt: skip
 
 
-def product(left: Term, right: Term) -> Term:
+def product(first: Term, second: Term) -> Term:
     """The product of two terms."""
-    ends = [a * b for a in (left.low, left.high) for b in (right.low, right.high)]
-    usual = left.usual * right.usual
-    exact = left.exact and right.exact and max(map(abs, ends)) < 2**20 and _is_whole(left) and _is_whole(right)
-    error = left.usual * right.error + right.usual * left.error + usual
-    peaked = left.peaked or right.peaked
-    return Term(f"({left.text} * {right.text})", min(ends), max(ends), usual, 0.0 if exact else error, exact, peaked)
+    ends = [a * b for a in (first.low, first.high) for b in (second.low, second.high)]
+    usual = first.usual * second.usual
+    exact = first.exact and second.exact and max(map(abs, ends)) < 2**20 and _is_integer(first) and _is_integer(second)
+    error = first.usual * second.error + second.usual * first.error + usual
+    peaked = first.peaked or second.peaked
+    return Term(f"({first.text} * {second.text})", min(ends), max(ends), usual, 0.0 if exact else error, exact, peaked)
 
 
-def total(left: Term, right: Term, function: str = "add") -> Term:
+def total(a: Term, b: Term, function: str = "add") -> Term:
     """The sum or the difference of two terms."""
     sign = 1 if function == "add" else -1
-    low, high = (left.low + right.low, left.high + right.high)
+    low, high = (a.low + b.low, a.high + b.high)
     if sign < 0:
-        low, high = left.low - right.high, left.high - right.low
-    usual = math.hypot(left.usual, right.usual)
-    exact = left.exact and right.exact and _is_whole(left) and _is_whole(right) and max(abs(low), abs(high)) < 2**20
+        low, high = a.low - b.high, a.high - b.low
+    usual = math.hypot(a.usual, b.usual)
+    exact = a.exact and b.exact and _is_integer(a) and _is_integer(b) and max(abs(low), abs(high)) < 2**20
     # What is left where both are nearly the same: numbers of equal spread do not cancel.
     spread = max(min(usual, (high - low) / 4), 1e-6)
-    error = 0.0 if exact else left.error + right.error + usual
-    text = f"({left.text} {'+' if sign > 0 else '-'} {right.text})"
-    return Term(text, low, high, spread, error, exact, left.peaked or right.peaked)
+    error = 0.0 if exact else a.error + b.error + usual
+    text = f"({a.text} {'+' if sign > 0 else '-'} {b.text})"
+    return Term(text, low, high, spread, error, exact, a.peaked or b.peaked)
 
 
-def quotient(left: Term, right: Term) -> Term:
+def quotient(a: Term, b: Term) -> Term:
     """A term divided by one of at least a half."""
-    bound = left.most / max(right.low, 0.5)
-    usual = left.usual / max(right.usual, 0.5)
-    error = left.error / max(right.usual, 0.5) + usual * right.error / max(right.usual, 0.5) + usual
-    low = -bound if left.low < 0 else 0.0
-    return Term(
-        f"({left.text} / {right.text})", low, bound, max(usual, 1e-6), error, peaked=left.peaked or right.peaked
-    )
+    bound = a.most / max(b.low, 0.5)
+    usual = a.usual / max(b.usual, 0.5)
+    error = a.error / max(b.usual, 0.5) + usual * b.error / max(b.usual, 0.5) + usual
+    low = -bound if a.low < 0 else 0.0
+    return Term(f"({a.text} / {b.text})", low, bound, max(usual, 1e-6), error, peaked=a.peaked or b.peaked)
 
 
-def _is_whole(term: Term) -> bool:
+def _is_integer(term: Term) -> bool:
     return "T" not in term.text and "." not in term.text
 
 
-def _either(text: str, left: Term, right: Term) -> Term:
+def _either(text: str, a: Term, b: Term) -> Term:
     return Term(
-        text, min(left.low, right.low), max(left.high, right.high), max(left.usual, right.usual),
-        max(left.error, right.error), left.exact and right.exact, left.peaked or right.peaked,
+        text, min(a.low, b.low), max(a.high, b.high), max(a.usual, b.usual),
+        max(a.error, b.error), a.exact and b.exact, a.peaked or b.peaked,
     )  # fmt: skip
 
 

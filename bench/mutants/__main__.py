@@ -28,7 +28,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--name", "names", multiple=True, help="Only these operators; may be repeated.")
 @click.option("--top-k", default=3, show_default=True, help="Programs of every operator on every board.")
 @click.option("--kinds", multiple=True, type=click.Choice(KINDS), help="Only these mutations; may be repeated.")
-@click.option("--sample", default=6, show_default=True, help="Mutants of a kernel beside those of synchronizations, "
+@click.option("--sample", default=6, show_default=True, help="Mutants of a kernel besides those of synchronizations, "
               "which are all taken; 0 takes all of the others, too.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="What the sample is drawn by.")
 @click.option("--jobs", default=None, type=int, help="Mutants at a time.  [default: the cores]")

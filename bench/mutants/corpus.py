@@ -94,7 +94,7 @@ class Specimen:
 
     @property
     def kind(self) -> str:
-        """What kind of kernel it is."""
+        """Kind of the kernel."""
         return self.case.kinds[self.part]
 
     @property
@@ -159,13 +159,13 @@ def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
 
 def specimens_of(case: Case) -> Iterator[Specimen]:
     """The kernels of a case; those behind the first one get what the ones before them computed."""
-    known = dict(case.inputs)
+    values_by_name = dict(case.inputs)
     for part, launch in enumerate(case.trial.launches):
-        kernel = emulated_kernel(case.trial, launch, known)
-        yield Specimen(case=case, part=part, kernel=kernel, known=dict(known))
+        kernel = emulated_kernel(case.trial, launch, values_by_name)
+        yield Specimen(case=case, part=part, kernel=kernel, known=dict(values_by_name))
         if part + 1 < len(case.steps):
             output = kernel.output
-            known[output.name] = kernel.run().flat[: output.element_count].reshape(output.shape)
+            values_by_name[output.name] = kernel.run().flat[: output.element_count].reshape(output.shape)
 
 
 def with_other_edges(specimen: Specimen) -> Specimen | None:
@@ -178,11 +178,11 @@ def with_other_edges(specimen: Specimen) -> Specimen | None:
         return None
     for sizes in _other_sizes(problem, schedule):
         other = resize(problem, sizes)
-        known = random_inputs(other.expr, 1)
+        values_by_name = random_inputs(other.expr, 1)
         case = replace(specimen.case, form=other, steps=((other, schedule),), kinds=(specimen.kind,))
-        kernel = emulated_kernel(case.trial, case.trial.launches[0], known)
+        kernel = emulated_kernel(case.trial, case.trial.launches[0], values_by_name)
         if KernelText(kernel.source, kernel.entry).shape == specimen.text.shape:
-            return Specimen(case=case, part=0, kernel=kernel, known=known)
+            return Specimen(case=case, part=0, kernel=kernel, known=values_by_name)
     return None
 
 

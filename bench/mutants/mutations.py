@@ -1,4 +1,4 @@
-"""What is changed in a kernel's text to see whether the proof notices: one mutation makes one mutant."""
+"""Changes of a kernel's text, to see whether the proof notices: one mutation makes one mutant."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Mutation:
 
 def mutations_of(kernel: KernelText) -> list[Mutation]:
     """All mutations of a kernel, in the order of the text."""
-    found = [mutation for rule in _RULES for mutation in rule(kernel)]
-    ordered = sorted(found, key=lambda each: (each.start, each.end, KINDS.index(each.kind), each.change))
+    mutations = [mutation for rule in _RULES for mutation in rule(kernel)]
+    ordered = sorted(mutations, key=lambda each: (each.start, each.end, KINDS.index(each.kind), each.change))
     return [replace(mutation, site=site) for site, mutation in enumerate(ordered)]
 
 
@@ -97,9 +97,9 @@ def _syncs(kernel: KernelText) -> Iterator[Mutation]:
         last = kernel.partner[number + 1]
         yield _replaced(kernel, kind, number, last, "((void)0)", "taken out")
         for pattern, later in _LATER:
-            found = pattern.fullmatch(token.text)
-            if found is not None:
-                pending = int(found["pending"] or found.groupdict().get("later") or 0) + 1
+            match = pattern.fullmatch(token.text)
+            if match is not None:
+                pending = int(match["pending"] or match.groupdict().get("later") or 0) + 1
                 change = f"{pending} group{'s' * (pending > 1)} under way"
                 yield _replaced(kernel, "late wait", number, last, later.format(pending), change)
 
@@ -127,7 +127,7 @@ def _accesses(kernel: KernelText) -> Iterator[Mutation]:
 
 
 def _is_declaration(kernel: KernelText, number: int) -> bool:
-    """Whether a name stands where it is declared."""
+    """True if a name stands where it is declared."""
     back = number - 1
     while back >= 0 and kernel.tokens[back].text not in ";{}":
         if kernel.tokens[back].text == "__shared__":
@@ -181,11 +181,11 @@ def _operands(kernel: KernelText, number: int, size: int) -> Iterator[Mutation]:
 
 def _buffers(kernel: KernelText) -> Iterator[Mutation]:
     """One shared array in the place of another one of the same type."""
-    known: dict[str, list[str]] = {}
+    arrays_by_type: dict[str, list[str]] = {}
     for number, token in enumerate(kernel.tokens):
         if token.text not in kernel.shared:
             continue
-        arrays = known.setdefault(kernel.shared[token.text], [])
+        arrays = arrays_by_type.setdefault(kernel.shared[token.text], [])
         if _is_declaration(kernel, number):
             arrays.append(token.text)
         elif len(arrays) > 1:
@@ -220,17 +220,17 @@ def _stages(kernel: KernelText) -> Iterator[Mutation]:
 
 def _step_variables(kernel: KernelText) -> set[str]:
     """Variables of loops that walk the steps of a reduction."""
-    found = set()
+    names = set()
     for number, token in enumerate(kernel.tokens):
         if token.text == "for":
             name = kernel.tokens[number + 3].text
             if "step" in name:
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def _is_number(kernel: KernelText, first: int, last: int) -> bool:
-    """Whether tokens are a number, which may be cast: ``3``, ``(int64_t)1``."""
+    """True if tokens are a number, which may be cast: ``3``, ``(int64_t)1``."""
     texts = [token.text for token in kernel.tokens[first : last + 1]]
     return bool(texts) and texts[-1].isdigit() and texts[:-1] in ([], ["(", "int64_t", ")"])
 
@@ -248,9 +248,9 @@ def _guards(kernel: KernelText) -> Iterator[Mutation]:
         elif token.text == "min" and tokens[number + 1].text == "(":
             (first, last), (bound, end) = kernel.arguments(number + 1)
             if bound == end and tokens[bound].text.isdigit():
-                whole = kernel.partner[number + 1]
+                closing = kernel.partner[number + 1]
                 inner = f"({kernel.between(first, last)})"
-                yield _replaced(kernel, "guard", number, whole, inner, "without its bound")
+                yield _replaced(kernel, "guard", number, closing, inner, "without its bound")
                 yield _replaced(kernel, "guard", bound, bound, str(int(tokens[bound].text) + 1), "one more")
 
 

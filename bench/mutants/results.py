@@ -1,4 +1,4 @@
-"""What runs have found, as files: outcomes with how they were drawn, written and read."""
+"""Findings of runs as files: outcomes with how they were drawn, written and read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hal.support.errors import InputError
 
 
 class Results(msgspec.Struct, kw_only=True, frozen=True):
-    """What became of a sample of mutants.
+    """Outcomes of a sample of mutants.
 
     Attributes:
         devices, suite, top_k: whose kernels they were.
-        sample, seed: mutants of each kernel beside those of synchronizations (0 = all), and what drew them.
+        sample, seed: mutants of each kernel besides those of synchronizations (0 = all), and what drew them.
         kernels: how many different texts there were, by kind.
         mutations: how many mutations all of them have, by kind.
         outcomes: what became of each mutant.
@@ -47,23 +47,23 @@ def read_results(paths: Sequence[Path]) -> Results:
     Raises:
         InputError: one cannot be read.
     """
-    found = []
+    parts = []
     for path in paths:
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Results))
+            parts.append(msgspec.json.decode(path.read_bytes(), type=Results))
         except (OSError, msgspec.MsgspecError) as error:
             raise InputError(str(path), f"is no file of results: {error}", "write one with --json") from error
-    first = found[0]
+    first = parts[0]
     return Results(
-        devices=tuple(dict.fromkeys(device for each in found for device in each.devices)),
+        devices=tuple(dict.fromkeys(device for each in parts for device in each.devices)),
         suite=first.suite,
         top_k=first.top_k,
         sample=first.sample,
         seed=first.seed,
-        kernels=_added([each.kernels for each in found]),
-        mutations=_added([each.mutations for each in found]),
-        outcomes=tuple(outcome for each in found for outcome in each.outcomes),
-        failed=tuple(reason for each in found for reason in each.failed),
+        kernels=_added([each.kernels for each in parts]),
+        mutations=_added([each.mutations for each in parts]),
+        outcomes=tuple(outcome for each in parts for outcome in each.outcomes),
+        failed=tuple(reason for each in parts for reason in each.failed),
     )
 
 

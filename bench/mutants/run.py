@@ -23,7 +23,7 @@ from sokoban.language.operators import load_operators
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is tried.
+    """Mutants to try.
 
     Attributes:
         devices: the boards, by name.
@@ -31,7 +31,7 @@ class Plan:
         names: the operators of it that are wanted; empty for all.
         top_k: programs of every operator on every board.
         kinds: mutations, by kind.
-        sample: mutants of every kernel beside those of synchronizations; 0 = all.
+        sample: mutants of every kernel besides those of synchronizations; 0 = all.
         seed: what the sample is drawn by.
         jobs: mutants at a time.
     """
@@ -52,25 +52,25 @@ class Plan:
             InputError: there is no such suite or operator.
         """
         path = suite_path(self.suite) if self.suite in suite_names() else self.suite
-        found = [expr for expr in load_operators(path) if not self.names or expr.name in self.names]
-        if not found:
+        operators = [expr for expr in load_operators(path) if not self.names or expr.name in self.names]
+        if not operators:
             raise InputError("--name", f"none of {', '.join(self.names)} is in {self.suite}", "name its operators")
-        return found
+        return operators
 
     def specimens(self) -> tuple[list[Specimen], list[str]]:
         """The kernels of all programs, each text once, and why some have none."""
-        found: dict[str, Specimen] = {}
+        specimens_by_source: dict[str, Specimen] = {}
         failed = []
         for device in self.devices:
             with _progress(f"kernels for {device}", None) as advance:
                 for case in cases_of(self.operators(), device, self.top_k):
                     try:
                         for specimen in specimens_of(case):
-                            found.setdefault(specimen.kernel.source, specimen)
+                            specimens_by_source.setdefault(specimen.kernel.source, specimen)
                     except EmulatorError as error:
                         failed.append(f"{case.operator}, {device}, rank {case.rank}: {error}")
                     advance(1)
-        return list(found.values()), failed
+        return list(specimens_by_source.values()), failed
 
 
 def run(plan: Plan) -> Results:
@@ -89,11 +89,11 @@ def run(plan: Plan) -> Results:
     outcomes: list[Outcome] = []
     total = sum(len(batch.mutations) for batch in batches)
     with ThreadPoolExecutor(plan.jobs) as pool, _progress("mutants", total) as advance:
-        for found in judged(batches, pool, advance):
-            if isinstance(found, str):
-                failed.append(found)
+        for judgement in judged(batches, pool, advance):
+            if isinstance(judgement, str):
+                failed.append(judgement)
             else:
-                outcomes += found
+                outcomes += judgement
     kinds = Counter(mutation.kind for specimen in specimens for mutation in specimen.mutations)
     return Results(
         devices=plan.devices,

@@ -30,7 +30,7 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def summary(results: Results) -> Iterator[str]:
-    """What was tried, and how much of it was noticed."""
+    """Number of mutants tried, and how many of them were noticed."""
     total, tried = sum(results.mutations.values()), len(results.outcomes)
     kernels = count_text(sum(results.kernels.values()), "kernel")
     ranks = "rank 1" if results.top_k == 1 else f"ranks 1 to {results.top_k}"
@@ -65,11 +65,11 @@ def write_tables(results: Results, page: Path) -> None:
         raise InputError(str(page), "has no place for the tables", "write <!-- mutants --> and <!-- end of mutants -->")
     parts = ["\n".join(summary(results)), *map(markdown, tables(results))]
     body = "\n" + "".join(f"{part}\n\n" for part in parts)
-    write_atomic(page, _PLACE.sub(lambda found: f"{found[1]}{body}{found[2]}", text).encode())
+    write_atomic(page, _PLACE.sub(lambda match: f"{match[1]}{body}{match[2]}", text).encode())
 
 
-def _share(part: int, whole: int) -> str:
-    return "-" if whole == 0 else f"{100 * part / whole:.1f} %"
+def _share(part: int, total: int) -> str:
+    return "-" if total == 0 else f"{100 * part / total:.1f} %"
 
 
 _VERDICT_COLUMNS = ("mutants", "noticed", "harmless", "needless", "missed", "share")

@@ -72,8 +72,8 @@ class KernelText:
     def tokens(self) -> tuple[Token, ...]:
         """The tokens of the kernel's body, comments and directives left out."""
         begin = self.source.index("{", self.definition)
-        found = _TOKEN.finditer(self.source, begin)
-        return tuple(Token(each["token"], each.start(), each.end()) for each in found if each["token"])
+        matches = _TOKEN.finditer(self.source, begin)
+        return tuple(Token(each["token"], each.start(), each.end()) for each in matches if each["token"])
 
     @cached_property
     def partner(self) -> Mapping[int, int]:

@@ -1,4 +1,4 @@
-"""What becomes of mutants: each is run as verification runs a kernel, and is noticed, harmless, needless or missed."""
+"""Verdicts on mutants: each is run as verification runs a kernel, and is noticed, harmless, needless or missed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CHECKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one mutant.
+    """Outcome of one mutant.
 
     Attributes:
         operator, device, rank, part: whose kernel it was.
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def is_sync(self) -> bool:
-        """Whether a synchronization was changed."""
+        """True if a synchronization was changed."""
         return self.kind in SYNC_KINDS
 
 
@@ -173,21 +173,21 @@ def outcomes_of(batch: Batch, lowering: threading.Lock) -> list[Outcome]:
         EmulatorError: the kernel itself does not pass.
     """
     specimen, variants = batch.specimen, batch.variants()
-    own = variants.run(0)
-    if own.flat is None or own.emulation is None:
-        raise EmulatorError(f"{specimen.label}: {own.reason}")
-    needless = {each.line for each in own.emulation.needless}
-    limit = MOST_STEPS * own.emulation.steps
+    unchanged = variants.run(0)
+    if unchanged.flat is None or unchanged.emulation is None:
+        raise EmulatorError(f"{specimen.label}: {unchanged.reason}")
+    needless = {each.line for each in unchanged.emulation.needless}
+    limit = MOST_STEPS * unchanged.emulation.steps
     outcomes, survivors = [], []
     for number, mutation in enumerate(batch.mutations, start=1):
         run = variants.run(number, limit)
-        by, message = _noticed(specimen, own, run, lowering)
+        by, message = _noticed(specimen, unchanged, run, lowering)
         line = specimen.text.line_of(mutation.start)
         verdict = "noticed" if by else "missed"
         if not by and mutation.kind in SYNC_KINDS and line in needless:
             verdict, by = "needless", "the checker"
         outcomes.append(_outcome(specimen, mutation, verdict, by, message))
-        if verdict == "missed" and run.emulation is not None and run.emulation.trace == own.emulation.trace:
+        if verdict == "missed" and run.emulation is not None and run.emulation.trace == unchanged.emulation.trace:
             survivors.append(number - 1)
     for position, by in _harmless(batch, survivors, lowering):
         outcomes[position] = replace(outcomes[position], verdict="harmless", by=by)
@@ -212,16 +212,16 @@ def _outcome(specimen: Specimen, mutation: Mutation, verdict: str, by: str, mess
     )
 
 
-def _noticed(specimen: Specimen, own: _Run, run: _Run, lowering: threading.Lock) -> tuple[str, str]:
+def _noticed(specimen: Specimen, unchanged: _Run, run: _Run, lowering: threading.Lock) -> tuple[str, str]:
     """By which check a mutant was noticed, and what it said; two empty texts where it was not."""
     if run.flat is None:
-        found = (name for name, pattern in _CHECKS if re.search(pattern, run.reason))
-        return next(found, "rule"), run.reason
+        names = (name for name, pattern in _CHECKS if re.search(pattern, run.reason))
+        return next(names, "rule"), run.reason
     kernel = specimen.kernel
     if is_guard_written(run.flat, kernel.output):
         return "guard", "written behind the end of the output"
-    assert own.flat is not None
-    if np.array_equal(run.flat, own.flat, equal_nan=True):
+    assert unchanged.flat is not None
+    if np.array_equal(run.flat, unchanged.flat, equal_nan=True):
         return "", ""
     try:
         values = _final(specimen, run.flat[: kernel.output.element_count], lowering)
@@ -232,17 +232,17 @@ def _noticed(specimen: Specimen, own: _Run, run: _Run, lowering: threading.Lock)
 
 
 def _final(specimen: Specimen, values: np.ndarray, lowering: threading.Lock) -> np.ndarray:
-    """What the last kernel of a case computes where a mutant has computed ``values`` in its place."""
-    known = dict(specimen.known)
-    known[specimen.kernel.output.name] = values.reshape(specimen.kernel.output.shape)
+    """Result of the last kernel of a case where a mutant has computed ``values`` in its place."""
+    values_by_name = dict(specimen.known)
+    values_by_name[specimen.kernel.output.name] = values.reshape(specimen.kernel.output.shape)
     trial = specimen.case.trial
     for launch in trial.launches[specimen.part + 1 :]:
         with lowering:
             # Other mutants come to the same later kernel, which is compiled once.
-            kernel = emulated_kernel(trial, launch, known)
+            kernel = emulated_kernel(trial, launch, values_by_name)
             output = kernel.output
             values = kernel.run().flat[: output.element_count]
-        known[output.name] = values.reshape(output.shape)
+        values_by_name[output.name] = values.reshape(output.shape)
     return values
 
 
@@ -259,15 +259,15 @@ def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) 
         return
     again = [other.mutations[batch.mutations[position].site] for position in survivors]
     variants = Batch(specimen=other, mutations=tuple(again)).variants()
-    own = variants.run(0).emulation
+    unchanged = variants.run(0).emulation
     for number, position in enumerate(survivors, start=1):
         emulation = variants.run(number).emulation
-        if own is not None and emulation is not None and emulation.trace == own.trace:
+        if unchanged is not None and emulation is not None and emulation.trace == unchanged.trace:
             yield position, "same accesses and values"
 
 
 def judged(batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]) -> Iterator[list[Outcome] | str]:
-    """What becomes of all batches, in their order; of one whose kernel fails by itself the reason."""
+    """Outcomes of all batches, in their order; of one whose kernel fails by itself the reason."""
     lowering = threading.Lock()
 
     def run(batch: Batch) -> list[Outcome] | str:
@@ -284,6 +284,6 @@ def judged(batches: Sequence[Batch], pool: Executor, advance: Callable[[int], No
 
 
 def counted(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-    """How many outcomes have each verdict."""
+    """Number of outcomes with each verdict."""
     verdicts = [outcome.verdict for outcome in outcomes]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}

@@ -1,1 +1,1 @@
-"""How long construction, ranking and compilation take on the machine at hand."""
+"""Time of construction, ranking and compilation on the machine at hand."""

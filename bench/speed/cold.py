@@ -1,4 +1,4 @@
-"""``python -m bench.speed.cold``: a first ``roller compile``, beside what no compiler of its kind can do without.
+"""``python -m bench.speed.cold``: a first ``roller compile``, against the least that a compiler of its kind needs.
 
 The floor is a process that imports TVM, without the PyTorch that TVM imports where it is installed, and then has NVRTC
 compile the very texts that ``roller compile`` writes, on all cores. Both sides run in turns, each in processes of its
@@ -32,7 +32,7 @@ CASES: Mapping[str, tuple[dict[str, object], str, int, float]] = {
 }
 
 #: Seconds in which a second compilation is to end.
-KEPT_SECONDS = 0.5
+CACHED_SECONDS = 0.5
 
 #: The floor: TVM imported, then a process a core that compiles its share of the texts.
 _FLOOR = """
@@ -73,14 +73,14 @@ def _case(name: str, folder: Path, turns: int, step: Callable[[], None]) -> tupl
     manifest = json.loads((folder / "out" / "op" / "manifest.json").read_text())
     texts = [str(path) for path in sorted((folder / "out" / "op").glob("kernel_*.cu"))]
     floor = [sys.executable, "-c", _FLOOR, manifest["architecture"], *texts]
-    anew, floors, kept = [], [], []
+    anew, floors, cached = [], [], []
     for _ in range(turns):
         subprocess.run(clearing, check=True, capture_output=True, env=environment)
         anew.append(_seconds(compiling, environment))
         floors.append(_seconds(floor, environment))
-        kept.append(_seconds(compiling, environment))
+        cached.append(_seconds(compiling, environment))
         step()
-    return [first], anew, floors, kept
+    return [first], anew, floors, cached
 
 
 @click.command()
@@ -94,11 +94,13 @@ def main(turns: int, names: tuple[str, ...]) -> None:
     with click.progressbar(length=turns * len(names or CASES), label="turns", file=sys.stderr) as bar:
         for name in names or CASES:
             with tempfile.TemporaryDirectory() as folder:
-                first, anew, floors, kept = _case(name, Path(folder), turns, lambda: bar.update(1))
+                first, anew, floors, cached = _case(name, Path(folder), turns, lambda: bar.update(1))
             ratio = statistics.median(one / other for one, other in zip(anew, floors, strict=True))
-            seconds = [first[0], *map(statistics.median, (anew, floors, kept))]
-            told = [f"{each:.2f} s" for each in seconds]
-            table.add_row(name, *told[:3], f"{ratio:.2f}", f"{CASES[name][3]:.1f}", told[3], f"{KEPT_SECONDS:.1f} s")
+            seconds = [first[0], *map(statistics.median, (anew, floors, cached))]
+            cells = [f"{each:.2f} s" for each in seconds]
+            table.add_row(
+                name, *cells[:3], f"{ratio:.2f}", f"{CASES[name][3]:.1f}", cells[3], f"{CACHED_SECONDS:.1f} s"
+            )
     print_table(table)
     print_line("first: nothing compiled on this machine before, nor for it; anew: no kernel kept")
     print_line("floor: TVM imported without PyTorch, the same texts by NVRTC on all cores")

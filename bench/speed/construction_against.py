@@ -41,11 +41,11 @@ def main(other: Path, suite: str, device: str, turns: int, rounds: int) -> None:
     for _ in range(turns):
         for name, tree in trees.items():
             times[name].append(turn(tree, suite, device, rounds))
-    here, there = (_fastest(times[name]) for name in ("here", "other"))
-    for name, seconds in (("other", there), ("here", here)):
+    this_tree, other_tree = (_fastest(times[name]) for name in ("here", "other"))
+    for name, seconds in (("other", other_tree), ("here", this_tree)):
         click.echo(f"{name:6s} median {1e3 * statistics.median(seconds.values()):.2f} ms per operator")
-    ratio = statistics.median(here.values()) / statistics.median(there.values())
-    each = statistics.geometric_mean(here[name] / there[name] for name in here)
+    ratio = statistics.median(this_tree.values()) / statistics.median(other_tree.values())
+    each = statistics.geometric_mean(this_tree[name] / other_tree[name] for name in this_tree)
     click.echo(f"ratio of the medians {ratio:.3f}, of the single operators {each:.3f} (geometric mean)")
 
 

@@ -1,4 +1,4 @@
-"""How long the programs take to start: ``python -m bench.speed.startup``.
+"""Start-up time of the programs: ``python -m bench.speed.startup``.
 
 Every figure is the best of some runs of a fresh interpreter, from its start to its end: what a user waits. Exit code 1
 where a promise is not kept.
@@ -49,10 +49,10 @@ def main(rounds: int) -> None:
     by_help = {" ".join(each).replace(".cli", ""): seconds(["-m", *each], rounds) for each in helps()}
     for name, length in [*imports.items(), *by_help.items()]:
         print_line(f"{name:28}{length * 1000:7.0f} ms")
-    kept = max(imports.values()) < IMPORT_S and max(by_help.values()) < HELP_S
-    verdict = "kept" if kept else "NOT KEPT"
+    is_fast = max(imports.values()) < IMPORT_S and max(by_help.values()) < HELP_S
+    verdict = "kept" if is_fast else "NOT KEPT"
     print_line(f"promised: {IMPORT_S * 1000:.0f} ms an import, {HELP_S * 1000:.0f} ms a help: {verdict}")
-    sys.exit(not kept)
+    sys.exit(not is_fast)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from sokoban.language.operators import load_operators
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorResult:
-    """What one operator of a suite came to.
+    """Result of one operator of a suite.
 
     Attributes:
         spills: spilled bytes of every kernel with a binary, by rank.
@@ -108,12 +108,12 @@ def operator_result(compiled: CompiledOperator) -> OperatorResult:
 
 def on_board(forms: Mapping[str, KernelForm], device: DeviceSpec) -> tuple[dict[str, KernelForm], list[str]]:
     """The operators that a device has element types for, and the names of the others."""
-    here = {}
+    supported = {}
     for name, form in forms.items():
         with suppress(InputError):
             PlacedForm(form, device).check()
-            here[name] = form
-    return here, [name for name in forms if name not in here]
+            supported[name] = form
+    return supported, [name for name in forms if name not in supported]
 
 
 def compile_suite(

@@ -91,12 +91,12 @@ def test_rank_10000_schedules(benchmark: Any, v100: DeviceSpec, known: str) -> N
 @cache
 def matmul_schedules(count: int) -> tuple[TileSchedule, ...]:
     """The first ``count`` schedules of a grid over register tiles, threads, strided copies and steps of a matmul."""
-    found = []
+    schedules = []
     sizes = product(
         (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32), (1, 2), (1, 2), (4, 8, 16, 32, 64)
     )
     for m, n, m_threads, n_threads, m_copies, n_copies, k in sizes:
-        found.append(
+        schedules.append(
             TileSchedule(
                 block=(("m", m * m_threads * m_copies), ("n", n * n_threads * n_copies)),
                 thread=(("m", m), ("n", n)),
@@ -105,6 +105,6 @@ def matmul_schedules(count: int) -> tuple[TileSchedule, ...]:
                 cached=("A", "B"),
             )
         )
-        if len(found) == count:
-            return tuple(found)
-    raise ValueError(f"the grid has {len(found)} schedules, not {count}")
+        if len(schedules) == count:
+            return tuple(schedules)
+    raise ValueError(f"the grid has {len(schedules)} schedules, not {count}")

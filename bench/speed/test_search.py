@@ -56,17 +56,17 @@ def test_search_all(benchmark: Any, v100: DeviceSpec, limits: bool, suite: str) 
     times = rounds[-1]
     worst = max(times, key=lambda name: times[name])
     # What takes longest looks at most tiles, and so holds most.
-    held = max(peak_bytes(forms(suite)[name], v100) for name in sorted(times, key=lambda n: -times[n])[:5])
+    peak = max(peak_bytes(forms(suite)[name], v100) for name in sorted(times, key=lambda n: -times[n])[:5])
     benchmark.extra_info.update(
         median_ms=round(1e3 * statistics.median(times.values()), 1),
         worst_ms=round(1e3 * times[worst], 1),
         worst_operator=worst,
-        peak_mib=round(held / 2**20, 1),
+        peak_mib=round(peak / 2**20, 1),
     )
     assert len(times) == len(forms(suite))
     if limits:
         assert times[worst] <= WORST_LIMIT_SECONDS
-        assert held <= MEMORY_LIMIT_BYTES
+        assert peak <= MEMORY_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("operator", SINGLE)

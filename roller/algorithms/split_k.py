@@ -161,7 +161,7 @@ def _thinned(counts: Iterable[int]) -> list[int]:
     """At most :data:`MOST_COUNTS` counts, each :data:`COUNT_RATIO` times the one before or more, the smallest among
     them.
 
-    >>> _apart([2, 3, 4, 5, 40])
+    >>> _thinned([2, 3, 4, 5, 40])
     [2, 3, 4, 40]
     """
     ordered = sorted(set(counts))

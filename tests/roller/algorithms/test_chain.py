@@ -169,7 +169,7 @@ def test_what_is_verified_are_chains_too() -> None:
     assert len(checks) == 2 and len(pool.checks) == 2
 
 
-# Told
+# Reports
 
 
 @pytest.mark.parametrize(("operator", "count"), [(TALL, 2), (RESNET, 4)])
