@@ -71,7 +71,7 @@ def _labelled(panel: Any, ends: list[float], form: str) -> None:
 
 
 def main() -> None:
-    # Three of them fit beside each other, and one a phone; text is drawn, so that no font is missing.
+    # Three of them fit next to each other, and one a phone; text is drawn, so that no font is missing.
     with matplotlib.rc_context({"font.size": 7.5, "svg.hashsalt": "roller"}):
         for draw in (kernel, change, boards):
             figure = Figure(figsize=(2.9, 2.2), facecolor="white")

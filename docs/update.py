@@ -354,7 +354,7 @@ def _recordings() -> Path:
 
 
 def recorded(arguments: str, **shown: Any) -> str:
-    """A command of ``daydream`` with the recording, beside the pass that the page about it has."""
+    """A command of ``daydream`` with the recording, and the pass that the page about it has."""
     shutil.copy(_recordings() / RECORDING, _workplace())
     page = (ROOT / "docs" / "daydream.md").read_text("utf-8")
     (own,) = re.findall(r'^```text\n("""A faster backward.*?)^```$', page, re.DOTALL | re.MULTILINE)

@@ -29,7 +29,7 @@ MISPLACED = {
     ),
     "codegen/runtime/checked.py": (
         "import msgspec\n",
-        "What runs beside a GPU needs NumPy and CuPy alone BROKEN",
+        "Code on a GPU's machine needs NumPy and CuPy alone BROKEN",
     ),
     "roller/explain/lowered.py": (
         "import tvm\n",

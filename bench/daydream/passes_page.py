@@ -84,7 +84,7 @@ COMMENTS: dict[str, str] = {
     " kernel ends that. The other two optimizers work on lists of tensors already.",
     "gist": "An overhead: encoding and decoding behind ReLUs. resnet50's CPU-bound step hides most of it.",
     "gpu-scale": "A GPU twice as fast halves only the GPU-bound trace.",
-    "metaflow": "The policy halves convolutions and removes ReLUs, to show the mechanism; it is nobody's real policy."
+    "metaflow": "The policy halves convolutions and removes ReLUs, to show the mechanism; it is not a real policy."
     " trace_diff has no such layers, which is an error, not a silent nothing.",
     "p3": "Against the plain parameter server (`slice-mb=0,priority=no`), not against one worker: slices and"
     " priorities bring the step close to what the link alone needs.",

@@ -33,7 +33,7 @@ class Layout:
         bucket_bytes: of gradients that are exchanged together by DDP.
         overlap: whether exchanges of gradients begin while the backward pass still runs.
         sequence: whether tensor ranks hold a part of the sequence each between the layers that they share.
-        overlap_tensor: whether exchanges within layers run beside the products that they feed, in as many parts as
+        overlap_tensor: whether exchanges within layers overlap the products that they feed, in as many parts as
             there are tensor ranks (user buffers of Transformer Engine, async tensor parallelism of PyTorch).
         master: whether parameters of 16 bits are kept in float32, too, for the optimizer.
         reduce_bytes: of an element of a gradient that is exchanged; 0 for that of the gradient itself.

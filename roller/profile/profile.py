@@ -354,7 +354,7 @@ def _rank_key(kernel: dict[str, Any]) -> tuple[bool, bool, float, int]:
 
 
 def _record(kernel: KernelProfile, board: Board) -> dict[str, Any]:
-    """Record of a measured kernel in the manifest; see :class:`codegen.bundle.manifest.ProfileRecord`."""
+    """Record of a measured kernel in the manifest; see :class:`codegen.bundle.records.ProfileRecord`."""
     m = kernel.measurement
     profile = {
         "predicted_rank": kernel.entry.predicted_rank,
