@@ -41,7 +41,7 @@ from sokoban.schedule.tile import TileSchedule
 DEVICES = ("v100", "a100", "h100", "b200", "cpu")
 
 #: Element types of kernels for processors.
-CPU_DTYPES = ("float32", "float64")
+CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: Programs that construction is asked for: the later ones are of other kinds.
 CANDIDATES = 30
