@@ -67,7 +67,7 @@ class Inputs:
     Attributes:
         shapes: of every input.
         dtypes: of inputs whose dtype is not the operator's.
-        whole: inputs of integers.
+        integers: inputs of integers.
     """
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Writer:
         sizes: elements of every axis.
         inputs: what has been read so far.
         dtypes: those of new inputs.
-        whole: whether values are integers, computed by functions of integers alone.
+        integers: whether values are integers, computed by functions of integers alone.
         peaked: whether the largest element of some input is taken, so that floats may have peaks.
     """
 

@@ -78,7 +78,7 @@ def cut(graph: TaskGraph, collectives: Collectives, meetings: Meetings, of_rank:
 
     Args:
         graph: of one rank, on the common clock.
-        own: its collectives, as they were found in this graph.
+        collectives: its collectives, as they were found in this graph.
         meetings: those of all ranks.
         of_rank: rows of `meetings` that are of this rank.
         parts: who waits for whom.

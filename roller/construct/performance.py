@@ -26,7 +26,7 @@ class MicroModel:
     Attributes:
         compute_flops: sustained arithmetic rate for this operator, FLOP/s.
         operations: arithmetic operations per point, a multiply-add counting two.
-        known: costs by shape, as far as :meth:`costs` was asked; models of one ``space`` may share them.
+        costs_by_shape: costs by shape, as far as :meth:`costs` was asked; models of one ``space`` may share them.
     """
 
     space: TileSpace

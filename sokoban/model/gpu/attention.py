@@ -48,7 +48,7 @@ MASK_INSTRUCTIONS = 4.0
 #: Cycles of a step in which a block waits for copies, barriers and the first fragments, with one buffer; half of them
 #: with two, which have one wait in place of two. From the same kernels.
 STEP_CYCLES = 747.0
-#: Cycles of a block around its steps: alone on its unit, and what it takes of the unit's time beside others.
+#: Cycles of a block around its steps: alone on its unit, and what it takes of the unit's time with others resident.
 BLOCK_CYCLES, BLOCK_BUSY_CYCLES = 3850.0, 1360.0
 #: Cycles of a block of warp groups around its steps, which wait for nothing else but copies that are late: one of their
 #: groups copies, and no barrier holds the others together (FlashAttention 3, same place).
