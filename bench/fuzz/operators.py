@@ -58,9 +58,9 @@ class Draw:
         self.dtypes: tuple[str, ...] = self.chance.choices(families, weights)[0]
         if self.target is not None:
             self.dtypes = (self.chance.choice(FLOATS),)
-        self.whole = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
+        self.integers = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
         self.averages = False
-        self.writer = Writer(self.chance, self.sizes, self.dtypes, self.whole)
+        self.writer = Writer(self.chance, self.sizes, self.dtypes, self.integers)
         self.statements: list[str] = []
 
     def inside(self, term: Term, axes: Sequence[str]) -> Term:
@@ -104,7 +104,7 @@ class Draw:
         self.statements.append(f"{tensor}[{', '.join(axes)}] = {text}")
         read = Term(
             f"{tensor}[{', '.join(axes)}]", term.low, term.high, term.usual, term.error + term.usual,
-            peaked=term.peaked, exact=self.whole,
+            peaked=term.peaked, exact=self.integers,
         )  # fmt: skip
         return read
 
@@ -114,7 +114,7 @@ class Draw:
         shown = axes[0] if len(axes) == 1 and self.chance.random() < 0.5 else f"[{', '.join(axes)}]"
         inner = body.text[1:-1] if body.text.startswith("(") and _encloses(body.text) else body.text
         text = f"{function}({shown}, {inner})"
-        if function == "sum" and self.averages and not self.whole and self.chance.random() < 0.1:
+        if function == "sum" and self.averages and not self.integers and self.chance.random() < 0.1:
             # Whole numbers have no mean.
             return replace(body, text=f"mean({shown}, {inner})", error=2 * (body.error + body.usual), exact=False)
         if function in ("max", "min"):
@@ -124,7 +124,7 @@ class Draw:
         usual = body.usual * math.sqrt(count) if body.low < 0 < body.high else body.usual * count
         low, high = min(body.low * count, 0.0), max(body.high * count, 0.0)
         error = body.error * math.sqrt(count) + usual
-        return Term(text, low, high, usual, error, self.whole, body.peaked)
+        return Term(text, low, high, usual, error, self.integers, body.peaked)
 
     def body(self, function: str, spatial: Sequence[str], reduced: Sequence[str], depth: int) -> Term:
         """Body of a reduction: it reads an input along every reduced axis."""
@@ -134,7 +134,7 @@ class Draw:
         if function == "prod":
             count = math.prod(self.sizes[axis] for axis in reduced)
             return self.factor(term, count)
-        if self.whole:
+        if self.integers:
             return self.uncut_body(first, term, reduced)
         return within(term, 1e4) if not term.peaked else term
 
@@ -156,7 +156,7 @@ class Draw:
             result = "float64"
         elif narrow and self.chance.random() < 0.7:
             result = narrow[0]
-        if self.whole:
+        if self.integers:
             result = "int32"
         if result == "float16" and term.usual > 500:
             term = within(Term(term.text, term.low, term.high, term.usual), 500.0)
@@ -175,7 +175,7 @@ class Draw:
             "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"} | {tensor: result},
             "shapes": {name: shape for name, shape in inputs.shapes.items() if name in read},
         }
-        if not self.whole and self.chance.random() < 0.05:
+        if not self.integers and self.chance.random() < 0.05:
             data["accumulate"] = "float64"
         return data
 
@@ -222,11 +222,11 @@ def reduction(draw: Draw) -> Data:
     spatial = draw.axes(*("i", "j")[: draw.chance.choice((1, 1, 2))])
     reduced = draw.axes(*("k", "r")[: draw.chance.choice((1, 1, 2))])
     _limit(draw, 2**26)
-    function = draw.function(("sum", "sum", "sum", "max", "min") + (() if draw.whole else ("prod", "prod")))
+    function = draw.function(("sum", "sum", "sum", "max", "min") + (() if draw.integers else ("prod", "prod")))
     draw.writer.peaked = function == "max"
     if function == "prod":
         draw.sizes.update({axis: min(draw.sizes[axis], 33) for axis in reduced})
-    if draw.chance.random() < 0.08 and not draw.whole and function != "prod":
+    if draw.chance.random() < 0.08 and not draw.integers and function != "prod":
         # Of places alone.
         weights = [_position_weight(draw, [axis, *spatial]) for axis in reduced]
         body = total(draw.writer.position(reduced[:1]), weights[-1])
@@ -262,7 +262,7 @@ def contraction(draw: Draw) -> Data:
         body = product(a, b)
     if weights < 0.35:
         body = product(body, _position_weight(draw, [*spatial, *reduced]))
-    if draw.whole and body.most * math.prod(draw.sizes[axis] for axis in reduced) > 2**30:
+    if draw.integers and body.most * math.prod(draw.sizes[axis] for axis in reduced) > 2**30:
         body = product(_operand(draw, "A", [*batch, *rows, *reduced]), _operand(draw, "B", [*reduced, *columns]))
     term = draw.reduced("sum", reduced, draw.inside(body, [*spatial, *reduced]))
     term = draw.state("C", spatial, term) if draw.chance.random() < 0.4 else term
@@ -277,8 +277,8 @@ def matrix_product(draw: Draw) -> Data:
     dtype = chance.choice(("float16", "float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"))
     if draw.target is not None:
         dtype = "float16"
-    draw.dtypes, draw.whole = (dtype,), dtype == "int8"
-    draw.writer.dtypes, draw.writer.whole = ("int32",) if dtype == "int8" else (dtype,), draw.whole
+    draw.dtypes, draw.integers = (dtype,), dtype == "int8"
+    draw.writer.dtypes, draw.writer.integers = ("int32",) if dtype == "int8" else (dtype,), draw.integers
     if dtype.startswith("float8"):
         draw.writer.dtypes = ("float32",)
     aligned = ((64, 128, 256), (512, 1024, 2048), (192, 384, 768, 96))
@@ -301,13 +301,13 @@ def matrix_product(draw: Draw) -> Data:
         b = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
     term = draw.state("C", spatial, draw.reduced("sum", reduced, product(a, b)))
     if chance.random() < 0.75 or draw.target is not None:
-        if draw.whole:
+        if draw.integers:
             # What follows a sum of integers is computed in floats unless integers are asked for.
-            draw.whole = draw.writer.whole = chance.random() < 0.5
-            draw.writer.dtypes = ("int32",) if draw.whole else ("float32",)
+            draw.integers = draw.writer.integers = chance.random() < 0.5
+            draw.writer.dtypes = ("int32",) if draw.integers else ("float32",)
         term = _epilogue(draw, spatial, term)
     data = draw.finish(term, spatial)
-    if dtype.startswith("float8") or (dtype == "int8" and not draw.whole):
+    if dtype.startswith("float8") or (dtype == "int8" and not draw.integers):
         data["dtypes"]["Y"] = chance.choice(("float32", "float16", "bfloat16"))
         if data["dtypes"]["Y"] == "float16":
             data["dtypes"]["Y"] = "float32" if dtype == "int8" else "float16"
@@ -362,7 +362,7 @@ def windows(draw: Draw) -> Data:
             body = product(load, _operand(draw, "W", order))
         if chance.random() < 0.3 and draw.target is None:
             body = _epilogue(draw, [*spatial, *reduced], body, chance.randint(1, 2))
-            body = draw.uncut_body(load, body, reduced) if draw.whole else within(body, 100.0)
+            body = draw.uncut_body(load, body, reduced) if draw.integers else within(body, 100.0)
         if chance.random() < 0.3:
             body = product(body, _position_weight(draw, [*spatial, *reduced]))
         elif chance.random() < 0.3:
@@ -398,8 +398,8 @@ def long_rows(draw: Draw) -> Data:
 
 def _rows(draw: Draw, row_axes: list[str], columns: list[str]) -> Data:
     chance = draw.chance
-    if draw.whole:
-        draw.whole = draw.writer.whole = False
+    if draw.integers:
+        draw.integers = draw.writer.integers = False
     axes = [*row_axes, *columns]
     # Thousands of equal factors are rounded the same way.
     reductions = ("sum", "max", "min", "sum", "prod") if draw.sizes[columns[0]] <= 600 else ("sum", "max", "min", "sum")
@@ -435,7 +435,7 @@ def _rows(draw: Draw, row_axes: list[str], columns: list[str]) -> Data:
 def masked_softmax(draw: Draw) -> Data:
     """A softmax of masked logits, written out."""
     chance = draw.chance
-    draw.whole = draw.writer.whole = False
+    draw.integers = draw.writer.integers = False
     row_axes, columns = draw.axes("i", tables=(TINY, PRIME, EDGE)), draw.axes("j", tables=(PRIME, EDGE, LARGE))
     draw.writer.peaked = True
     axes = [*row_axes, *columns]
@@ -454,7 +454,7 @@ def masked_softmax(draw: Draw) -> Data:
 def steps(draw: Draw) -> Data:
     """Two reductions over different axes, one after the other: a pair, a sequence or a chain."""
     chance = draw.chance
-    draw.whole = draw.writer.whole = False
+    draw.integers = draw.writer.integers = False
     draw.axes("i", tables=(EDGE, PRIME, LARGE))
     draw.axes("k", "p", tables=((16, 32, 33, 64), PRIME))
     draw.axes("n", tables=((16, 32, 64, 65, 128),))
@@ -490,8 +490,8 @@ def pair(draw: Draw) -> Data:
             ("float16", "bfloat16") if draw.target.lowering == "pairs.warps" else ("float32", "float16")
         )
         sizes = sizes[:1]
-    draw.dtypes, draw.whole = (dtype,), False
-    draw.writer.dtypes, draw.writer.whole = draw.dtypes, False
+    draw.dtypes, draw.integers = (dtype,), False
+    draw.writer.dtypes, draw.writer.integers = draw.dtypes, False
     draw.axes("i", tables=(EDGE, (192, 512, 1000, 2048)) if draw.target is None else ((2048, 4096, 5000),))
     draw.axes("k", "n", "p", tables=sizes)
     first = product(_input(draw, "A", ["i", "k"]), _input(draw, "B", _turned(chance, ["k", "n"])))
@@ -510,7 +510,7 @@ def pair(draw: Draw) -> Data:
 def read_again(draw: Draw) -> Data:
     """A tensor of a value or of a sum, read by the next statement elsewhere, too: shifted, turned, or as a window."""
     chance = draw.chance
-    draw.whole = draw.writer.whole = False
+    draw.integers = draw.writer.integers = False
     axes = draw.axes("i", "j", tables=(TINY, PRIME, EDGE))
     turned = chance.random() < 0.3
     if turned:
@@ -551,11 +551,11 @@ def long_reduction(draw: Draw) -> Data:
         function = draw.function(("sum", "max", "min"))
         draw.writer.peaked = function == "max"
         body, spatial = draw.writer.load([], every=["i", "k"] if chance.random() < 0.6 else ["k", "i"]), ["i"]
-    if draw.whole:
+    if draw.integers:
         body = draw.writer.load([], every=["i", "k"])
     kind = chance.randrange(4)
     if kind == 0:
-        body = product(body, Term(f"(k / {draw.sizes['k']})", 0, 1, 0.5, 1)) if not draw.whole else body
+        body = product(body, Term(f"(k / {draw.sizes['k']})", 0, 1, 0.5, 1)) if not draw.integers else body
     elif kind == 1:
         masked = f"select({draw.writer.truth([*spatial, 'k'], 1)}, {body.text}, 0)"
         body = replace(body, text=masked, low=min(body.low, 0), high=max(body.high, 0), exact=False)
@@ -628,7 +628,7 @@ def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operan
     kind = draw.chance.choice(("plain", "plain", "masked", "weighted", "function"))
     axes = [*spatial, *reduced]
     if kind == "masked":
-        other = "0" if draw.chance.random() < 0.7 or draw.whole else draw.writer.value(axes, 0).text
+        other = "0" if draw.chance.random() < 0.7 or draw.integers else draw.writer.value(axes, 0).text
         truth = draw.writer.truth(axes, 1)
         text = f"select({truth}, {operand.text}, {other})"
         if other == "0" and draw.chance.random() < 0.3:
@@ -639,21 +639,21 @@ def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operan
             max(operand.high, 3),
             operand.usual,
             operand.error + 1,
-            draw.whole,
+            draw.integers,
             operand.peaked,
         )
     if kind == "weighted":
         return product(operand, _position_weight(draw, axes))
     if kind == "function":
         term = draw.writer.value(axes, draw.chance.randint(1, 2), operand)
-        return term if draw.whole else (within(term, 100.0) if not term.peaked else bounded(term))
+        return term if draw.integers else (within(term, 100.0) if not term.peaked else bounded(term))
     return operand
 
 
 def _position_weight(draw: Draw, axes: Sequence[str]) -> Term:
     """A weight by position: the value of an axis, scaled, or a truth value as a number."""
     kind = draw.chance.randrange(4)
-    if kind == 0 or draw.whole:
+    if kind == 0 or draw.integers:
         text = f"select({draw.writer.truth(axes, 0)}, 1, {draw.chance.choice((0, 2, -1))})"
         return Term(text, -1, 2, 1, exact=True)
     position = draw.writer.position(axes)
