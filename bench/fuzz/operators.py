@@ -129,7 +129,7 @@ class Draw:
     def body(self, function: str, spatial: Sequence[str], reduced: Sequence[str], depth: int) -> Term:
         """Body of a reduction: it reads an input along every reduced axis."""
         axes = [*spatial, *reduced]
-        first = self.writer.load(spatial, every=reduced, plain=self.chance.random() < 0.5)
+        first = self.writer.load(spatial, every=reduced, unindexed=self.chance.random() < 0.5)
         term = self.inside(self.writer.value(axes, depth, first), axes)
         if function == "prod":
             count = math.prod(self.sizes[axis] for axis in reduced)
