@@ -13,10 +13,10 @@ import numpy as np
 
 from bench.fuzz.productions import attention_options, productions
 from codegen.compile.build import verify_chain, verify_schedule
-from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
-from codegen.gpu.lower import LOWERINGS
+from codegen.cpu.lower import KINDS as CPU_KINDS
+from codegen.gpu.lower import KINDS
 from codegen.target import Target
-from codegen.tir.lowering import LoweringRequest, chosen
+from codegen.tir.lowering import AnyRequest, LoweringRequest, chosen
 from codegen.tolerance import relative_error
 from codegen.verify.result import Verification
 from hal.catalog import load_device
@@ -152,8 +152,9 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
 
 
 def _lowering(problem: Problem, schedule: Schedule, target: Target) -> str:
-    lowerings = CPU_LOWERINGS if target.generator == "llvm" else LOWERINGS
-    name = chosen(lowerings, LoweringRequest(problem, schedule, "drawn", target)).__name__  # type: ignore[attr-defined]
+    request: AnyRequest = LoweringRequest(problem, schedule, "drawn", target)
+    lowering = chosen(CPU_KINDS, request) if target.generator == "llvm" else chosen(KINDS, request)
+    name = lowering.__name__
     if target.generator == "llvm":
         return name.removeprefix("codegen.")
     return name.removeprefix("codegen.gpu.").removesuffix(".kernel").removeprefix("matrix.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.mutants.mutations import Mutation, mutations_of
 from bench.mutants.text import KernelText
-from codegen.gpu.lower import LOWERINGS
+from codegen.gpu.lower import KINDS
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
 from codegen.tolerance import exact_tolerance
@@ -147,8 +147,8 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
 
 def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
     """The kind of a kernel: the lowering that writes it, of staged ones whether they are pipelined and how."""
-    lowering = chosen(LOWERINGS, LoweringRequest(problem, schedule, "verify", target))
-    words = lowering.__name__.split(".")  # type: ignore[attr-defined]
+    lowering = chosen(KINDS, LoweringRequest(problem, schedule, "verify", target))
+    words = lowering.__name__.split(".")
     if words[-2] == "staged":
         assert isinstance(schedule, TileSchedule)
         return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"

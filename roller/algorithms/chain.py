@@ -16,7 +16,7 @@ from codegen.verify.chain import ChainCheck, Step
 from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.pair import ProductPair
-from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
 from sokoban.schedule.patches import Schedule
@@ -98,7 +98,7 @@ class ChainProgram:
     @cached_property
     def workspace(self) -> tuple[Tensor, ...]:
         """The tensors between the kernels, in the order in which they are written."""
-        return tuple(tensors_of(part.problem)[-1] for part in self.parts[:-1])
+        return tuple(part.problem.output for part in self.parts[:-1])
 
     def check(self) -> ChainCheck:
         """The chain on a small problem, to be run against the reference."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sokoban.kernel.kernel import Kernel
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention import Attention, AttentionSizes
 
@@ -61,7 +62,7 @@ class GroupedHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionKernel(GroupedHeads):
+class AttentionKernel(GroupedHeads, Kernel):
     """``softmax(Q K^T scale) V``, or its parts over ``slices`` slices of the keys.
 
     Attributes:
@@ -86,6 +87,11 @@ class AttentionKernel(GroupedHeads):
         return self.query_rows
 
     @property
+    def schedule_numbers(self) -> Mapping[str, int]:
+        """The slices of the keys."""
+        return {"slices": self.slices}
+
+    @property
     def sizes(self) -> Mapping[str, int]:
         """Elements along every axis."""
         attention = self.attention
@@ -102,7 +108,7 @@ class AttentionKernel(GroupedHeads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SliceSum:
+class SliceSum(Kernel):
     """The result of attention from what the slices of its keys made.
 
     Attributes:

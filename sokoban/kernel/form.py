@@ -29,6 +29,7 @@ from functools import cached_property
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.attention_gradient import gradient_flops
+from sokoban.kernel.kernel import Kernel
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.rows import as_rows
@@ -52,6 +53,7 @@ from sokoban.language.expression import (
     Value,
     loads,
     rewrite,
+    statement_text,
     walk,
 )
 from sokoban.language.named.attention import Attention
@@ -61,7 +63,7 @@ from sokoban.language.named.expressions import in_program
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelForm:
+class KernelForm(Kernel):
     """An operator in canonical form.
 
     Attributes:
@@ -82,6 +84,36 @@ class KernelForm:
     final: Statement
     fused: tuple[tuple[str, tuple[str, ...]], ...]
     stages: tuple[KernelForm, ...] = ()
+
+    #: TVM writes its text, which has no narrow floats in OpenCL C.
+    KEEPS_NARROW_FLOATS = False
+
+    @property
+    def name(self) -> str:
+        """Name of the operator."""
+        return self.expr.name
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that it reads."""
+        return self.expr.inputs
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it writes."""
+        return self.expr.output
+
+    def widened(self) -> KernelForm:
+        """The operator with narrower floats in float32."""
+        tensors = tuple(
+            replace(tensor, dtype="float32") if tensor.dtype in ("float16", "bfloat16", *FLOAT8_DTYPES) else tensor
+            for tensor in self.expr.tensors
+        )
+        return replace(self, expr=replace(self.expr, tensors=tensors))
+
+    def statement_text(self) -> str:
+        """What the kernel computes, as the expression language writes it."""
+        return "; ".join(statement_text(statement) for statement in self.source.statements)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

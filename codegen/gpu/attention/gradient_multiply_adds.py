@@ -21,15 +21,14 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention_gradient import GradientFloats, GradientSchedule, gradient_shared_bytes, weight_pitch
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
     """Gradients of attention without matrix instructions."""
-    return isinstance(request.schedule, GradientSchedule) and request.schedule.instruction is Instruction.FMA
+    return request.schedule.instruction is Instruction.FMA
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> Lowered:
     """The kernel of a gradient."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
     language, shared = Language.of(request.target), gradient_shared_bytes(kernel, schedule)
     text = _Text(kernel, schedule).kernel(request.entry, language)
     return Lowered.of_text(

@@ -23,15 +23,14 @@ from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, padded, pitch
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes, number_place
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
     """Gradients of attention by the matrix instructions of single warps."""
-    return isinstance(request.schedule, GradientSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+    return request.schedule.instruction is Instruction.MMA_16X8X16
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> Lowered:
     """The kernel of a gradient."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
     shared = gradient_shared_bytes(kernel, schedule)
     text = _text(kernel, schedule, request.entry)
     return Lowered.of_text(

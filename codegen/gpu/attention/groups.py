@@ -39,15 +39,14 @@ from sokoban.schedule.attention import BARRIERS_BYTES, GROUP_WARPS, AttentionSch
 from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
     """Attention by the matrix instructions of warp groups."""
-    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction.is_by_groups
+    return request.schedule.instruction.is_by_groups
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     return Lowered.of_text(
         _text(kernel, schedule, request.entry),
         request.entry,

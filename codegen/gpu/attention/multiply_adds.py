@@ -19,15 +19,14 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import AttentionSchedule, SharedFloats, shared_bytes
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
     """Attention without matrix instructions."""
-    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction is Instruction.FMA
+    return request.schedule.instruction is Instruction.FMA
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     shared, language = shared_bytes(kernel, schedule), Language.of(request.target)
     text = _text(kernel, schedule, request.entry, language)
     return Lowered.of_text(

@@ -31,15 +31,14 @@ from sokoban.schedule.attention import (
 PRODUCTS = {"float16": ("mma_16x8x16_f16", "pair_f16"), "bfloat16": ("mma_16x8x16_bf16", "pair_bf16")}
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
     """Attention by the matrix instructions of single warps."""
-    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+    return request.schedule.instruction is Instruction.MMA_16X8X16
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     product, pair = PRODUCTS[kernel.attention.dtype]
     shared = shared_bytes(kernel, schedule)
     body = f"""\

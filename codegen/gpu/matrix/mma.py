@@ -28,7 +28,7 @@ from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.gpu.matrix.mma_functions import ROUND_TO_TF32, product_name
 from codegen.gpu.matrix.operands import OperandTile
 from codegen.tir.lowered import Lowered
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
@@ -42,12 +42,12 @@ MOST_STAGES = 8
 SUMS = 4
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Products by one of :data:`sokoban.kernel.matrix.MMA_INSTRUCTIONS`."""
-    return request.tiles.instruction.startswith("mma")
+    return request.schedule.instruction.startswith("mma")
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``mma.sync``.
 
     Raises:

@@ -24,7 +24,7 @@ from codegen.gpu.matrix import wgmma_functions as device
 from codegen.gpu.matrix.base import ProductBlock, ProductPlan, lower_product, outer_inner, product_problem
 from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.tir.lowered import Lowered
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
@@ -53,12 +53,12 @@ DEPTH_BYTES = 32
 DEPTH = DEPTH_BYTES // ELEMENT_BYTES
 
 
-def takes(request: LoweringRequest) -> bool:
-    """Products by instruction ``wgmma_64xNx16``."""
-    return request.tiles.instruction == Instruction.WGMMA
+def takes(request: TileRequest) -> bool:
+    """Products by instruction ``wgmma_64xNx16`` whose tiles threads copy."""
+    return request.schedule.instruction == Instruction.WGMMA and not request.schedule.cluster
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``wgmma``.
 
     Raises:

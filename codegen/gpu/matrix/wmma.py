@@ -26,7 +26,7 @@ from codegen.gpu.matrix.base import (
     strip_shape,
 )
 from codegen.tir.lowered import Lowered, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import guarded_read
 from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr
@@ -39,12 +39,12 @@ from sokoban.schedule.tile import TileSchedule
 OPERAND_PADDING_STEP = 8
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Products by instruction ``wmma_16x16x16``."""
-    return request.tiles.instruction.startswith("wmma")
+    return request.schedule.instruction.startswith("wmma")
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``wmma``.
 
     Raises:

@@ -26,15 +26,14 @@ from sokoban.kernel.pair import ProductPair
 from sokoban.schedule.pair import PairSchedule, pair_floats, pair_shared_bytes
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[ProductPair, PairSchedule]) -> bool:
     """Pairs of products without matrix instructions."""
-    return isinstance(request.schedule, PairSchedule) and request.schedule.instruction is Instruction.FMA
+    return request.schedule.instruction is Instruction.FMA
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[ProductPair, PairSchedule]) -> Lowered:
     """The kernel of a pair of products."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, ProductPair) and isinstance(schedule, PairSchedule)
     shared, language = pair_shared_bytes(kernel, schedule), Language.of(request.target)
     body = [
         f"  {language.shared.format(pieces=pair_floats(kernel, schedule).total // 4)}",

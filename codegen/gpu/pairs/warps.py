@@ -29,15 +29,14 @@ from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, padded, pitch
 from sokoban.schedule.pair import PairSchedule, StagedFactor, pair_shared_bytes, staged_factors
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[ProductPair, PairSchedule]) -> bool:
     """Pairs of products by the matrix instructions of single warps."""
-    return isinstance(request.schedule, PairSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+    return request.schedule.instruction is Instruction.MMA_16X8X16
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[ProductPair, PairSchedule]) -> Lowered:
     """The kernel of a pair of products."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, ProductPair) and isinstance(schedule, PairSchedule)
     return Lowered.of_text(
         _text(kernel, schedule, request.entry), request.entry, blocks=schedule.blocks(kernel),
         threads=schedule.threads, shared_bytes=pair_shared_bytes(kernel, schedule),
