@@ -36,7 +36,7 @@ Point = Mapping[str, Expr]
 
 def takes(request: TileRequest) -> bool:
     """``rows`` kernels, and ``tile`` kernels whose reduction is shared among lanes."""
-    return request.problem.kind == "rows" or bool(request.schedule.reduce_threads)
+    return request.problem.is_rows or bool(request.schedule.reduce_threads)
 
 
 def lower(request: TileRequest) -> LoweredCpu:

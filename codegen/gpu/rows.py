@@ -45,7 +45,7 @@ Read = Callable[[Load], Expr]
 
 def takes(request: TileRequest) -> bool:
     """``rows`` kernels, and ``tile`` kernels whose reduction is shared among threads."""
-    return request.problem.kind == "rows" or bool(request.schedule.reduce_threads)
+    return request.problem.is_rows or bool(request.schedule.reduce_threads)
 
 
 def lower(request: TileRequest) -> Lowered:

@@ -42,6 +42,7 @@ class RowTiles(KernelSchedule):
         rows: of a block.
         warps: of a block; each has as many rows as any other.
         lanes: threads that share a row.
+        instruction: what multiplies.
     """
 
     #: Name of what a step walks, as tables and manifests have it.
@@ -50,6 +51,7 @@ class RowTiles(KernelSchedule):
     rows: int
     warps: int
     lanes: int
+    instruction: Instruction
 
     @property
     def walked(self) -> int:

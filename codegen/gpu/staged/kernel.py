@@ -45,7 +45,7 @@ def takes(request: TileRequest) -> bool:
     """Schedules that stage every operand of a reduction, walked in steps by threads that reduce alone."""
     form, schedule = request.problem, request.schedule
     return (
-        form.kind == "tile"
+        form.is_tile
         and form.reduction is not None
         and not schedule.uses_matrix
         and not schedule.reduce_threads
