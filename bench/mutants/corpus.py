@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -124,8 +125,7 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
         for rank, program in enumerate(programs[:top_k], start=1):
             check = program.check()
             if check is None:
-                schedule = program.main.schedule
-                assert isinstance(schedule, TileSchedule)
+                schedule = program.main.tiles
                 small = cut_down(form, schedule)
                 steps: tuple[tuple[Problem, Schedule], ...] = ((small, schedule),)
                 tolerance = exact_tolerance(small.expr)
@@ -145,12 +145,11 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
             )
 
 
-def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
+def kind_of(problem: Problem, schedule: Any, target: Target) -> str:
     """The kind of a kernel: the lowering that writes it, of staged ones whether they are pipelined and how."""
     lowering = chosen(KINDS, LoweringRequest(problem, schedule, "verify", target))
     words = lowering.__name__.split(".")
     if words[-2] == "staged":
-        assert isinstance(schedule, TileSchedule)
         return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"
     if words[-2] in ("attention", "pairs"):
         return f"{words[-2]}, {words[-1].replace('_', ' ')}"
