@@ -151,8 +151,9 @@ def kind_of(problem: Problem, schedule: Any, target: Target) -> str:
     words = lowering.__name__.split(".")
     if words[-2] == "staged":
         return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"
-    if words[-2] in ("attention", "pairs"):
-        return f"{words[-2]}, {words[-1].replace('_', ' ')}"
+    if words[-2] == "walks":
+        family, name = ("pairs", "pair_") if words[-1].startswith("pair_") else ("attention", "attention_")
+        return f"{family}, {words[-1].removeprefix(name).replace('_', ' ')}"
     return {"mma": "mma.sync"}.get(words[-1], words[-1])
 
 

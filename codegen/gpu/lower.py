@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codegen.gpu import patches, pointwise, rows, tiles, windows
-from codegen.gpu.attention import gradient_multiply_adds, gradient_warps, groups, multiply_adds, slices, warps
 from codegen.gpu.matrix import bulk, mma, wgmma, wmma
-from codegen.gpu.pairs import multiply_adds as pair_multiply_adds
-from codegen.gpu.pairs import warps as pair_warps
 from codegen.gpu.staged import kernel as staged
+from codegen.gpu.walks import (
+    attention_groups,
+    attention_multiply_adds,
+    attention_warps,
+    gradient_multiply_adds,
+    gradient_warps,
+    pair_multiply_adds,
+    pair_warps,
+    slices,
+)
 from codegen.tir.lowered import Lowered, LoweringError
 from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from sokoban.kernel.attention import AttentionKernel, SliceSum
@@ -31,7 +38,9 @@ KINDS: Mapping[type, KernelLowerings[Lowered]] = {
         otherwise=tiles,
     ),
     PatchTransform: KernelLowerings(schedule=PatchSchedule, lowerings=(patches,)),
-    AttentionKernel: KernelLowerings(schedule=AttentionSchedule, lowerings=(warps, groups, multiply_adds)),
+    AttentionKernel: KernelLowerings(
+        schedule=AttentionSchedule, lowerings=(attention_warps, attention_groups, attention_multiply_adds)
+    ),
     SliceSum: KernelLowerings(schedule=SliceSumSchedule, lowerings=(slices,)),
     AttentionGradientKernel: KernelLowerings(
         schedule=GradientSchedule, lowerings=(gradient_warps, gradient_multiply_adds)

@@ -43,7 +43,7 @@ RESULT_VECTOR = 4
 
 
 def _near(name: str) -> Callable[[Expr], Expr]:
-    """A device function by its name (:mod:`codegen.gpu.attention.functions`)."""
+    """A device function by its name (:mod:`codegen.gpu.walks.functions`)."""
     return lambda value: tirx.call_pure_extern("float32", f"near_{name}", value)
 
 

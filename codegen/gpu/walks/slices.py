@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.gpu.attention.language import ELEMENTS, Language
+from codegen.gpu.walks.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, SliceSum

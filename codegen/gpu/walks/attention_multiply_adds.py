@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.gpu.attention.float_products import FloatProducts
-from codegen.gpu.attention.language import ELEMENTS, Language
+from codegen.gpu.walks.float_products import FloatProducts
+from codegen.gpu.walks.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel

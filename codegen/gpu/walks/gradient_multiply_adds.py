@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codegen.gpu.attention.float_products import FloatProducts
-from codegen.gpu.attention.language import ELEMENTS, Language
-from codegen.gpu.attention.multiply_adds import FloatTile
+from codegen.gpu.walks.attention_multiply_adds import FloatTile
+from codegen.gpu.walks.float_products import FloatProducts
+from codegen.gpu.walks.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import AttentionGradientKernel

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.gpu.attention.fragments import cleared, own_fragments, product_of_columns, product_of_rows, unseen_keys
-from codegen.gpu.attention.staged_tiles import StagedTile
-from codegen.gpu.attention.warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.fragments import cleared, own_fragments, product_of_columns, product_of_rows, unseen_keys
+from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import AttentionGradientKernel

@@ -15,8 +15,8 @@ exponentials of the step are taken when the logits are there and while the value
 
 from __future__ import annotations
 
-from codegen.gpu.attention.group_functions import BESIDE, done_name, logits_name, values_name
-from codegen.gpu.attention.warps import (
+from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
+from codegen.gpu.walks.attention_warps import (
     CLEAR,
     PLACE,
     PRODUCTS,
@@ -28,7 +28,7 @@ from codegen.gpu.attention.warps import (
     results,
     softmax,
 )
-from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
+from codegen.gpu.walks.group_functions import BESIDE, done_name, logits_name, values_name
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest

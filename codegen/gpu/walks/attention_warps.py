@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from codegen.gpu.attention.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
-from codegen.gpu.attention.staged_tiles import StagedTile
-from codegen.gpu.attention.staged_walk import StagedWalk, held_rows
+from codegen.gpu.walks.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
+from codegen.gpu.walks.staged_tiles import StagedTile
+from codegen.gpu.walks.staged_walk import StagedWalk, held_rows
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import AttentionKernel
