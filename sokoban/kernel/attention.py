@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sokoban.kernel.block_range import BlockRange
 from sokoban.kernel.kernel import Kernel
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention import Attention, AttentionSizes
@@ -47,6 +48,20 @@ class GroupedHeads:
     def ahead(self) -> int:
         """Keys before those of the first query."""
         return self.attention.key_count - self.attention.queries
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether blocks have keys for their own and walk queries."""
+        return False
+
+    @property
+    def block_range(self) -> BlockRange:
+        """What blocks walk."""
+        attention = self.attention
+        return BlockRange(
+            is_of_keys=self.is_of_keys, queries=attention.queries, keys=attention.key_count, group=self.group,
+            is_causal=attention.causal, window=attention.window_size,
+        )  # fmt: skip
 
     @property
     def scale(self) -> float:
