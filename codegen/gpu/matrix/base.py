@@ -325,11 +325,6 @@ def product_problem(kernel: type[ProductKernel], form: KernelForm, schedule: Til
     return warp_tile_problem(schedule, roles) or kernel.instruction_problem(form, schedule, roles)
 
 
-def product_shared_bytes(kernel: type[ProductKernel], form: KernelForm, schedule: TileSchedule) -> int:
-    """Shared memory of a block of a kernel for an operator that is a matrix product."""
-    return kernel.shared_bytes(schedule, _roles_of(form))
-
-
 def lower_product(kernel: type[ProductKernel], request: TileRequest) -> Lowered:
     """The kernel of a matrix product.
 

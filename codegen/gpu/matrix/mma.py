@@ -21,8 +21,6 @@ from codegen.gpu.matrix.base import (
     ProductPlan,
     lower_product,
     outer_inner,
-    product_problem,
-    product_shared_bytes,
 )
 from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.gpu.matrix.mma_functions import ROUND_TO_TF32, product_name
@@ -51,22 +49,12 @@ def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``mma.sync``.
 
     Raises:
-        ValueError: the operator or the schedule does not fit the instruction; :func:`mma_problem` says why.
+        ValueError: the operator or the schedule does not fit the instruction.
     """
-    return lower_product(_MmaKernel, request)
+    return lower_product(MmaKernel, request)
 
 
-def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to ``mma.sync``; None when it can."""
-    return product_problem(_MmaKernel, form, schedule)
-
-
-def mma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
-    """Shared memory of a block: the buffers of all stages, in whose place results leave afterwards."""
-    return product_shared_bytes(_MmaKernel, form, schedule)
-
-
-class _MmaKernel(CopiedProduct):
+class MmaKernel(CopiedProduct):
     """The statements of one kernel, those of :meth:`write` in their order."""
 
     def __init__(self, plan: ProductPlan, block: ProductBlock) -> None:

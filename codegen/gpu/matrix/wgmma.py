@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix import wgmma_functions as device
-from codegen.gpu.matrix.base import ProductBlock, ProductPlan, lower_product, outer_inner, product_problem
+from codegen.gpu.matrix.base import ProductBlock, ProductPlan, lower_product, outer_inner
 from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import TileRequest
@@ -62,14 +62,9 @@ def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``wgmma``.
 
     Raises:
-        ValueError: the operator or the schedule does not fit the instruction; :func:`wgmma_problem` says why.
+        ValueError: the operator or the schedule does not fit the instruction.
     """
-    return lower_product(_WarpGroupKernel, request)
-
-
-def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to ``wgmma``; None when it can."""
-    return product_problem(_WarpGroupKernel, form, schedule)
+    return lower_product(WarpGroupKernel, request)
 
 
 def tile_problem(
@@ -132,7 +127,7 @@ class PanelTile:
         return start + within + spatial * PANEL_BYTES, 16, device.ATOM_BYTES
 
 
-class _WarpGroupKernel(CopiedProduct):
+class WarpGroupKernel(CopiedProduct):
     """The statements of one kernel, those of :meth:`write` in their order."""
 
     #: Static memory need not start where the swizzle repeats.
