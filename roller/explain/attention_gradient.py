@@ -1,17 +1,16 @@
-"""Explanation of attention's gradients: the reason for two kernels, and the work and memory of a step."""
+"""Gradients of attention told in words: why there are two kernels, what a step of theirs does and holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.construct.program import Program, ProgramPart
 from roller.explain.pace import stage_bars
-from roller.programs import Programs
 from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import seen_pairs
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, gradient_flops
 from sokoban.kernel.instructions import Instruction
+from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention_gradient import gradient_registers, gradient_walks
 from sokoban.schedule.attention import LANES
 from sokoban.schedule.attention_gradient import GradientSchedule
@@ -28,22 +27,14 @@ MEANINGS = {
 }
 
 
-def _of(part: ProgramPart) -> tuple[AttentionGradientKernel, GradientSchedule]:
-    kernel, schedule = part.problem, part.schedule
-    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
-    return kernel, schedule
-
-
-def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """Lines of a gradient program's page."""
-    yield f"How rank {rank} was constructed: {program.policy}"
-    kernel, schedule = _of(program.parts[0])
+def gradient_origin(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> Iterator[str]:
+    """How a program of a gradient came about."""
     attention = kernel.attention
-    side, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
+    own, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
     pairs = attention.b * attention.heads * attention.queries * attention.key_count
     table = si_text(float(pairs * kernel.output.element_bytes), "B")
     yield from wrapped(
-        f"no table passes through memory: logits and their gradients, {table} each, are computed anew from {side} of a "
+        f"no table passes through memory: logits and their gradients, {table} each, are computed anew from {own} of a "
         f"block's own and {walked} that it walks"
     )
     yield from wrapped(
@@ -51,7 +42,7 @@ def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[s
         "(seven products where atomic additions need five), and two runs agree to the bit"
     )
     yield from wrapped(
-        f"tiles: {schedule.rows} {side} meet every tile of {schedule.step} {walked}, so that a byte from L2 serves "
+        f"tiles: {schedule.rows} {own} meet every tile of {schedule.step} {walked}, so that a byte from L2 serves "
         f"{schedule.rows} rows; larger tiles save more, until registers or shared memory are full"
     )
     if schedule.shares > 1:
@@ -65,9 +56,10 @@ def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[s
         yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that nobody sees are not walked")
 
 
-def gradient_lines(kernel: AttentionGradientKernel, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+def gradient_lines(
+    kernel: AttentionGradientKernel, schedule: GradientSchedule, estimate: Estimate, device: DeviceSpec
+) -> Iterator[str]:
     """The kernel of a gradient: its launch, what a step does and holds, its stages."""
-    (_, schedule), estimate = _of(part), part.estimate
     walk, warp_rows = gradient_walks(kernel, schedule), schedule.rows // schedule.warps
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "

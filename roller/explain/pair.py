@@ -1,16 +1,15 @@
-"""Explanation of two products in one kernel: savings, costs, and the work and memory of a step."""
+"""Two products in one kernel told in words: what that saves, what it costs, what a step does and holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.construct.program import Program, ProgramPart
 from roller.explain.pace import stage_bars
-from roller.programs import Programs
 from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
+from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.pair import element_instructions, pair_registers, pair_walk
 from sokoban.schedule.attention import LANES, padded
 from sokoban.schedule.pair import PairSchedule
@@ -27,16 +26,8 @@ MEANINGS = {
 }
 
 
-def _of(part: ProgramPart) -> tuple[ProductPair, PairSchedule]:
-    kernel, schedule = part.problem, part.schedule
-    assert isinstance(kernel, ProductPair) and isinstance(schedule, PairSchedule)
-    return kernel, schedule
-
-
-def pair_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """Lines of the page of a program that computes a pair of products."""
-    yield f"How rank {rank} was constructed: {program.policy}"
-    kernel, schedule = _of(program.parts[0])
+def pair_origin(kernel: ProductPair, schedule: PairSchedule) -> Iterator[str]:
+    """How a program of a pair of products came about."""
     yield from wrapped(
         f"what lies between the products, {si_text(float(kernel.middle_bytes), 'B')} that a sequence of kernels writes "
         "and reads, passes through registers alone"
@@ -49,9 +40,8 @@ def pair_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     )
 
 
-def pair_lines(kernel: ProductPair, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+def pair_lines(kernel: ProductPair, schedule: PairSchedule, estimate: Estimate, device: DeviceSpec) -> Iterator[str]:
     """The kernel of a pair of products: its launch, what a step does and holds, its stages."""
-    (_, schedule), estimate = _of(part), part.estimate
     walk, warp_rows = pair_walk(kernel, schedule), schedule.rows // schedule.warps
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
@@ -63,8 +53,8 @@ def pair_lines(kernel: ProductPair, part: ProgramPart, device: DeviceSpec) -> It
         f"{element_instructions(kernel, schedule):.3g} instructions besides them"
     )
     sums, elements = padded(kernel.width_size) * warp_rows // LANES, schedule.step * warp_rows // LANES
-    factor = kernel.own.tensor
-    rows = f"rows of {factor}" if schedule.held else f"fragments of {factor} that are read again every step"
+    own = kernel.own.tensor
+    rows = f"rows of {own}" if schedule.held else f"fragments of {own} that are read again every step"
     yield from wrapped(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: {sums} sums, "
         f"{elements} elements between, {rows}, addresses ({pair_registers(kernel, schedule)} by count)"
@@ -73,8 +63,7 @@ def pair_lines(kernel: ProductPair, part: ProgramPart, device: DeviceSpec) -> It
     first, second = kernel.first.tensor, kernel.second.tensor
     buffers = f"{first} arrives while {second} is used and the other way round"
     if is_scalar:
-        between = "the elements between, all in float32"
-        buffers = f"rows of {factor}, a tile that {first} and {second} take in turns, {between}"
+        buffers = f"rows of {own}, a tile that {first} and {second} take in turns, the elements between, all in float32"
     elif schedule.stages > 1:
         buffers = f"the next tiles of {first} and {second} arrive during a whole step"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
