@@ -15,7 +15,6 @@ PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 #: Rooms whose modules import PyTorch, and modules that do.
 WITH_PYTORCH = (
     "daydream.capture.", "daydream.planners.", "bench.accuracy.kernelbench", "bench.accuracy.plans",
-    "bench.daydream.real_ranks",
 )  # fmt: skip
 #: Modules that import TVM.
 WITH_TVM = ("codegen.gpu.source.text",)

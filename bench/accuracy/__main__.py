@@ -20,7 +20,6 @@ from hal.support.errors import InputError
 TABLES = (
     "schedules", "published", "library", "models", "rivals", "networks", "plans", "jobs", "vision_jobs",
     "backward_calls", "ported", "tensor_core", "kernelbench", "own_products", "own_steps", "own_attention", "thesis",
-    "ablation",
 )  # fmt: skip
 
 

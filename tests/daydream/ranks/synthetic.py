@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from daydream.ranks.merge import Merged
 from daydream.trace.trace import Floats
 
 _ELEMENTS = 6_553_600
@@ -238,3 +239,35 @@ def _document(rank: _Rank, job: Job, offset_us: float, drift: float) -> dict[str
         "traceEvents": events,
         "traceName": f"rank{rank.number}.json",
     }  # fmt: skip
+
+
+#: How much longer the kernels of the last rank take in a planted job.
+SLOW = 1.2
+
+
+def planted_job(hosts: int, per_host: int, spread_us: float, seed: int, *, steps: int = 6) -> Job:
+    """A job whose clocks are apart by about `spread_us`, and drift by about 20 µs a second; one rank is slow."""
+    draw = np.random.default_rng(seed)
+    load = np.ones(hosts * per_host)
+    load[-1] = SLOW
+    return Job(
+        ranks=hosts * per_host,
+        per_host=per_host,
+        steps=steps,
+        load=tuple(load.tolist()),
+        offset_us=tuple(draw.normal(0.0, spread_us, hosts).tolist()),
+        drift=tuple(draw.normal(0.0, 2e-5, hosts).tolist()),
+        seed=seed,
+    )
+
+
+def worst_clock_us(job: Job, merged: Merged) -> float:
+    """The largest distance of a rank's aligned clock from the first host's, in the recording, microseconds."""
+    span = merged.graph.recorded_us
+    ends = np.array([0.0, float(np.nanmax(span) - np.nanmin(span))])
+    worst = 0.0
+    for rank in range(job.ranks):
+        own_us, truth_us = true_times(job, rank, ends)
+        place = np.full(len(ends), rank)
+        worst = max(worst, float(np.abs(merged.clocks.aligned(place, own_us) - truth_us).max()))
+    return worst
