@@ -40,7 +40,7 @@ from bench.daydream.cpu_results import (
 from codegen import write_atomic
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
-from daydream.passes.replace_operator import recorded_call_us, replaced
+from daydream.passes.kernels.replace_operator import recorded_call_us, replaced
 from daydream.passes.unprofiled import unprofiled
 from daydream.swap.bundles import BundledOperator, read_bundles
 from daydream.swap.plan import Replacement, replaceable, replacements

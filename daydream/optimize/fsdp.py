@@ -20,8 +20,8 @@ from daydream.graph.simulate import CycleError, simulate
 from daydream.optimize.coarse import step_us
 from daydream.optimize.exchange import Exchange
 from daydream.passes.basis.communication import all_gather_us
-from daydream.passes.ddp import NETWORK, AllReduceCost
-from daydream.passes.recompute import blocks_of, repeated_block
+from daydream.passes.distributed.ddp import NETWORK, AllReduceCost
+from daydream.passes.memory.recompute import blocks_of, repeated_block
 from daydream.trace.trace import NONE
 from hal.support.errors import InputError
 

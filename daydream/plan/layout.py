@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from daydream.passes.ddp import USUAL_BUCKET_MB
+from daydream.passes.distributed.ddp import USUAL_BUCKET_MB
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
