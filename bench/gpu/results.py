@@ -6,29 +6,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from bench.gpu.journal import FORMAT
+from bench.timed.files import read_file
+from bench.timed.statistics import Check, Spread
 from hal.support.errors import InputError
-
-
-class Spread(Struct, frozen=True, kw_only=True):
-    """Seconds: the median of ``count`` times, their 10th and 90th percentile."""
-
-    seconds: float
-    p10: float
-    p90: float
-    count: int
-
-
-class Check(Struct, frozen=True, kw_only=True):
-    """The comparison with the float64 reference; ``share`` of the output was compared."""
-
-    relative_error: float | None
-    tolerance: float
-    passed: bool
-    share: float
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -177,17 +160,8 @@ def read_results(directory: Path) -> Results:
     Raises:
         InputError: there are none, or they are not of this format; names the key that is wrong.
     """
-    path = directory / "results.json"
-    try:
-        results = msgspec.json.decode(path.read_bytes(), type=Results)
-    except OSError as error:
-        remedy = "name the directory that bench/gpu/harvest.py wrote with --out"
-        raise InputError(str(path), error.strerror or "cannot be read", remedy) from None
-    except msgspec.DecodeError as error:
-        raise InputError(str(path), str(error), "write it again with bench/gpu/harvest.py") from None
-    if results.format != FORMAT:
-        raise InputError(f"{path}: format", f"is {results.format}, not {FORMAT}", "harvest again with this version")
-    return results
+    made_by = "the directory that bench/gpu/harvest.py wrote with --out"
+    return read_file(directory / "results.json", Results, FORMAT, made_by, "harvest again with this version")
 
 
 def extract_trace(directory: Path, trace: str, target: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cpu.statistics import geometric_mean, ratios, spread
+from bench.timed.statistics import geometric_mean, ratios, spread
 
 
 def test_a_spread_has_the_median_and_the_quartiles() -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.problem import Problem as Problem
-from bench.gpu.problem import Spec, Tensor, epilogue_of, function_of, functional_module, torch_module
-from bench.gpu.windows import conv2d_problem, pair, pool_problem
+from bench.calls.problem import Problem as Problem
+from bench.calls.problem import Spec, Tensor, epilogue_of, function_of, functional_module, torch_module
+from bench.calls.windows import conv2d_problem, pair, pool_problem
 from hal.support.errors import InputError
 
 SUITES = Path(__file__).parents[1] / "suites"

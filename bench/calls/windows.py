@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gpu.problem import Problem, Spec, Tensor, epilogue_of, functional_module, torch_module
+from bench.calls.problem import Problem, Spec, Tensor, epilogue_of, functional_module, torch_module
 
 
 @dataclass(frozen=True)

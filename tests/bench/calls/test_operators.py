@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu.operators import Problem, by_turns, problem, read_suite, shrunk
+from bench.calls.operators import Problem, by_turns, problem, read_suite, shrunk
 from hal.support.errors import InputError
 from sokoban.language.operators import operators_from_json
 from sokoban.language.reference import evaluate
