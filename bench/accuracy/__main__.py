@@ -20,7 +20,7 @@ from hal.support.errors import InputError
 ROOMS = {
     "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "rivals": "steps",
     "networks": "steps", "plans": "steps", "jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
-    "ported": "library", "tensor_core": "library", "kernelbench": "steps", "own_products": "kernels",
+    "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "own_products": "kernels",
     "own_steps": "kernels", "own_attention": "kernels", "thesis": "kernels",
 }  # fmt: skip
 TABLES = tuple(ROOMS)

@@ -1,1 +1,1 @@
-"""Calls of vendor libraries against measured ones, also on other boards than those recorded."""
+"""Calls of vendor libraries against measured ones."""

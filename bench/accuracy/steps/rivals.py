@@ -15,8 +15,8 @@ import numpy as np
 from rich.table import Table
 
 from bench.accuracy.library.library import boards
-from bench.accuracy.library.ported import data_sheets
 from bench.accuracy.steps.models import Run, Score, evaluate, mean_errors, read_runs, subject_of
+from bench.accuracy.steps.ported import data_sheets
 from hal.spec.device import DeviceSpec
 
 #: ``torch.utils._runtime_estimation.flops_to_ns`` halves the FLOPs, and takes the peak for a quarter less.

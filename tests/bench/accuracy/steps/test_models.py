@@ -9,8 +9,8 @@ import pytest
 
 from bench.accuracy.data import default_directory
 from bench.accuracy.library.library import boards
-from bench.accuracy.library.ported import ASKED, SOURCE, ported_steps
 from bench.accuracy.steps import models
+from bench.accuracy.steps.ported import ASKED, SOURCE, ported_steps
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("torch")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bench.accuracy.data import default_directory
-from bench.accuracy.library import ported
 from bench.accuracy.library.backward_calls import RecordedCall, Run, call_seconds, library_calls, read_runs
-from bench.accuracy.library.ported import ASKED, BAR, SOURCE, ported_calls, ported_kernels, ported_steps
+from bench.accuracy.steps import ported
 from bench.accuracy.steps.models import Score
+from bench.accuracy.steps.ported import ASKED, BAR, SOURCE, ported_calls, ported_kernels, ported_steps
 from hal.catalog import load_device
 
 pytest.importorskip("pyarrow")
