@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
+from daydream.operators.families import algorithm_of
 from daydream.operators.pricing import CallPrice, describe_calls, device_of, is_auxiliary, price
-from daydream.operators.repricing import algorithm_of
 from daydream.operators.wave_scaling import Launch, habitat_ratio, launch_of, memory_share, sustained_rate, wave_ratio
 from daydream.operators.work import PRODUCT_KINDS, Work
 from daydream.passes import Outcome, what_if

@@ -12,9 +12,6 @@ from hal.support.errors import InputError
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Shard = Literal["none", "zero1", "zero2", "fsdp"]
 
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
-SHARDS: tuple[Shard, ...] = ("none", "zero1", "zero2", "fsdp")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:

@@ -14,17 +14,14 @@ from daydream.passes import Outcome, what_if
 from daydream.passes.basis.communication import (
     INTERFERENCE,
     all_gather_us,
-    all_reduces,
     check_not_negative,
-    message_bytes,
     node_of,
     numbers,
     on_node_us,
-    recorded_collectives,
     reduce_scatter_us,
     stage_bytes,
 )
-from daydream.passes.basis.gradients import tied
+from daydream.passes.basis.gradients import sized_all_reduces
 from daydream.trace.trace import Ints
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
@@ -61,15 +58,7 @@ def blueconnect(
     """
     levels = _levels(factors, bandwidths, latencies_us, node)
     check_not_negative("blueconnect", interference=interference)
-    rows = all_reduces(graph)
-    if not len(rows):
-        raise InputError("blueconnect", "the graph has no all-reduce", "put the pass ddp before it")
-    sizes = message_bytes(graph, rows)
-    unknown = int(np.isnan(sizes).sum())
-    if unknown == len(rows):
-        raise InputError("blueconnect", "no all-reduce of known size", "record the trace with shapes")
-    rows, sizes = rows[~np.isnan(sizes)], sizes[~np.isnan(sizes)]
-    graph = tied(graph, np.intersect1d(rows, recorded_collectives(graph)))
+    graph, rows, sizes, unknown = sized_all_reduces("blueconnect", graph)
     before = float(graph.duration_us[rows].sum())
     edit = Edit(graph)
     chains = _Chains(edit, levels, 1.0 + interference)

@@ -12,13 +12,10 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.communication import (
-    all_reduces,
     check,
     check_not_negative,
-    message_bytes,
-    recorded_collectives,
 )
-from daydream.passes.basis.gradients import last_of_threads, tied
+from daydream.passes.basis.gradients import last_of_threads, sized_all_reduces
 from daydream.trace.trace import NONE, Floats, Ints, argument
 from hal.support.errors import InputError
 
@@ -71,15 +68,7 @@ def dgc(
     check_not_negative("dgc", workers=workers, latency_us=latency_us, launch_us=launch_us)
     check_not_negative("dgc", compress_passes=compress_passes, decompress_passes=decompress_passes)
     check_not_negative("dgc", elementwise_gb_s=elementwise_gb_s)
-    rows = all_reduces(graph)
-    if not len(rows):
-        raise InputError("dgc", "the graph has no all-reduce", "put the pass ddp before it")
-    sizes = message_bytes(graph, rows)
-    unknown = int(np.isnan(sizes).sum())
-    if unknown == len(rows):
-        raise InputError("dgc", "no all-reduce of known size", "record the trace with shapes")
-    rows, sizes = rows[~np.isnan(sizes)], sizes[~np.isnan(sizes)]
-    graph = tied(graph, np.intersect1d(rows, recorded_collectives(graph)))
+    graph, rows, sizes, unknown = sized_all_reduces("dgc", graph)
     rate = elementwise_gb_s or elementwise_rate(graph)
     workers = workers or graph.workers or _recorded_workers(graph)
     factor = ratio * index_factor * (workers / 2.0 if workers else 1.0)

@@ -18,9 +18,9 @@ import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Mark, TaskGraph, matching
+from daydream.operators.families import algorithm_of
 from daydream.operators.part_prices import Implementation
 from daydream.operators.pricing import CallPrice, device_of, heavy_rows, price
-from daydream.operators.repricing import algorithm_of
 from daydream.passes import Outcome, what_if
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError

@@ -11,25 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.graph.graph import TaskGraph
+from daydream.operators.families import algorithm_of
 from daydream.operators.part_prices import Implementation
-from daydream.operators.pricing import CallPrice, heavy_rows, is_auxiliary, price
+from daydream.operators.pricing import CallPrice, heavy_rows, price
 from daydream.trace.trace import NONE, Ints
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
-
-#: Algorithm families by what the names of a call's kernels contain; the first that fits counts.
-FAMILIES = (
-    ("non-fused Winograd", r"winograd_nonfused"),
-    ("fused Winograd", r"winograd"),
-    ("FFT", r"fft"),
-    ("older engines", r"(im|ex)plicit_convolve_sgemm|wgrad_alg[01]|dgrad_engine"),
-    ("TF32", r"tf32|s1688gemm|s16816gemm(?!_f16|_bf16)"),
-    ("half precision", r"h884|h1688|h16816|s884gemm|s16816gemm|hgemm|fp16|bf16"),
-    ("split-K", r"splitk"),
-    ("GEMM", r"gemm"),
-    ("implicit GEMM", r"scudnn|fprop|dgrad|wgrad|implicit"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +30,7 @@ class RepricedRow:
         direction: ``forward``, ``backward``, ``backward data`` or ``backward weights``.
         calls: per step.
         recorded_us, priced_us: of one call; the price is NaN where there is none.
-        algorithm: one of :data:`FAMILIES`, by the recorded kernels.
+        algorithm: one of :data:`daydream.operators.families.FAMILIES`, by the recorded kernels.
         kernel: the recorded main kernel, shortened.
         assumed: what the prediction supposes to run.
         reason: why there is no price.
@@ -114,17 +102,6 @@ def _row(graph: TaskGraph, key: tuple[str, str, str], calls: Sequence[CallPrice]
         assumed=calls[0].kernel,
         reason=calls[0].reason,
     )
-
-
-def algorithm_of(kernels: Sequence[str]) -> str:
-    """The algorithm family that a call's kernels belong to; ``other`` where none fits."""
-    text = " ".join(kernels).lower()
-    main = " ".join(name for name in kernels if not is_auxiliary(name)).lower() or text
-    for family, pattern in FAMILIES:
-        # Only Winograd and split-K show in the auxiliary kernels.
-        if re.search(pattern, text if "winograd" in pattern or "split" in pattern else main):
-            return family
-    return "other"
 
 
 def short_name(kernel: str) -> str:
