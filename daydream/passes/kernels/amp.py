@@ -18,7 +18,7 @@ from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.gradients import Gradients, find_gradients
 from daydream.passes.basis.halves import halved
-from daydream.passes.basis.idioms import preceding
+from daydream.passes.basis.idioms import named, preceding
 from daydream.passes.basis.narrow import is_mixed, narrow, of_integers
 from daydream.passes.basis.scaler import SCALER, add_scaler
 from daydream.trace.collectives import is_collective_name
@@ -65,6 +65,13 @@ class _Chosen:
     compute: NDArray[np.bool_]
     by_model: NDArray[np.bool_]
     calls: Prices | None
+
+    def some(self, kept: NDArray[np.bool_]) -> _Chosen:
+        """The tasks that are kept."""
+        calls = self.calls
+        if calls is not None:
+            calls = Prices(calls.rows[kept], calls.calls, calls.call[kept], calls.microseconds[kept])
+        return _Chosen(self.rows[kept], self.compute[kept], self.by_model[kept], calls)
 
 
 @what_if("amp")
@@ -167,9 +174,21 @@ def _by_price(price: str | bool) -> str:
 
 def _products(graph: TaskGraph) -> Ints:
     """Kernels of matrix products, convolutions and attention, by name."""
-    named = np.array([bool(COMPUTE.search(t)) and not is_auxiliary(t) for t in graph.names] or [False], np.bool_)
     kernels = graph.on_gpu & (graph.kind == TaskKind.KERNEL) & (graph.mark == Mark.NONE)
-    return np.flatnonzero(kernels & named[graph.name])
+    return np.flatnonzero(kernels & named(graph, _is_product))
+
+
+def _is_product(name: str) -> bool:
+    return bool(COMPUTE.search(name)) and not is_auxiliary(name)
+
+
+def _never_gains(name: str) -> bool:
+    """Kernels of integers and of collectives."""
+    return bool(INTEGER.search(name)) or "nccl" in name.lower() or is_collective_name(name)
+
+
+def _uses_tf32(name: str) -> bool:
+    return bool(TF32.search(name))
 
 
 def _check(factors: dict[str, float], tensor_cores: str) -> None:
@@ -192,36 +211,30 @@ def _board(graph: TaskGraph, device: str, *, needed: bool) -> tuple[DeviceSpec |
 
 
 def _choose(graph: TaskGraph, spec: DeviceSpec | None, update: bool) -> _Chosen:
-    texts = graph.names
-    skipped = np.array(
-        [bool(INTEGER.search(t) or "nccl" in t.lower() or is_collective_name(t)) for t in texts] or [False], np.bool_
-    )
-    wanted = graph.on_gpu & (graph.kind == TaskKind.KERNEL) & (graph.mark == Mark.NONE) & ~skipped[graph.name]
+    wanted = graph.on_gpu & (graph.kind == TaskKind.KERNEL) & (graph.mark == Mark.NONE) & ~named(graph, _never_gains)
     if not update:
         # Kernels over lists of tensors are the update's, also where a recording begins inside it.
-        over_lists = np.array([bool(_OVER_LISTS.search(text)) for text in texts] or [False], np.bool_)
-        wanted &= (graph.phase != Phase.UPDATE) & ~over_lists[graph.name]
+        over_lists = named(graph, lambda name: bool(_OVER_LISTS.search(name)))
+        wanted &= (graph.phase != Phase.UPDATE) & ~over_lists
     rows = np.flatnonzero(wanted)
     rows = rows[~narrow(graph, rows) & ~of_integers(graph, rows)]
-    by_name = np.array([bool(COMPUTE.search(t)) and not is_auxiliary(t) for t in texts] or [False], np.bool_)
-    compute, by_model = by_name[graph.name[rows]], np.zeros(len(rows), np.bool_)
+    compute, by_model = named(graph, _is_product)[rows], np.zeros(len(rows), np.bool_)
     if spec is None or graph.trace is None:
         return _Chosen(rows, compute, by_model, None)
     calls = describe_calls(graph, rows, spec)
     kinds = np.array([call.work.kind if call.work is not None else "" for call in calls.calls] or [""])[calls.call]
     heavy = np.isin(kinds, ("convolution", "matrix product"))
     bounds = np.array([call.bound for call in calls.calls] or [""])[calls.call]
-    main = ~np.array([is_auxiliary(t) for t in texts] or [False], np.bool_)[graph.name[rows]]
+    main = ~named(graph, is_auxiliary)[rows]
     by_model = kinds != ""
     compute = np.where(by_model, (bounds == "compute") & (main | ~heavy), compute)
     gains = np.array([_gains(call) for call in calls.calls] or [True], np.bool_)[calls.call]
-    narrowed = Prices(rows[gains], calls.calls, calls.call[gains], calls.microseconds[gains])
-    return _Chosen(rows[gains], compute[gains], by_model[gains], narrowed)
+    return _Chosen(rows, compute, by_model, calls).some(gains)
 
 
 def _single(graph: TaskGraph, rows: Ints) -> NDArray[np.bool_]:
     """Which GPU tasks autocast leaves in float32: by their operator, without one by their name."""
-    by_name = np.array([bool(SINGLE.search(text)) for text in graph.names] or [False], np.bool_)[graph.name[rows]]
+    by_name = named(graph, lambda name: bool(SINGLE.search(name)))[rows]
     if graph.trace is None:
         return by_name
     kept = np.array([keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
@@ -234,13 +247,9 @@ def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[st
     gains = ~_single(graph, chosen.rows)
     if gains.all():
         return chosen, []
-    calls = chosen.calls
-    narrowed = (
-        None if calls is None else Prices(calls.rows[gains], calls.calls, calls.call[gains], calls.microseconds[gains])
-    )
     time = graph.duration_us[chosen.rows[~gains]].sum() / 1e3
     note = f"{(~gains).sum()} kernels of {time:.1f} ms stay in float32 as autocast has it: softmax, losses, norms"
-    return _Chosen(chosen.rows[gains], chosen.compute[gains], chosen.by_model[gains], narrowed), [note]
+    return chosen.some(gains), [note]
 
 
 def _gains(call: CallPrice) -> bool:
@@ -250,8 +259,7 @@ def _gains(call: CallPrice) -> bool:
 
 def _factors(graph: TaskGraph, chosen: _Chosen, compute: float, memory: float, tf32: float) -> Floats:
     """The speedup of every chosen task."""
-    on_matrix_units = np.array([bool(TF32.search(text)) for text in graph.names] or [False], np.bool_)
-    of_compute = np.where(on_matrix_units[graph.name[chosen.rows]], tf32, compute)
+    of_compute = np.where(named(graph, _uses_tf32)[chosen.rows], tf32, compute)
     return np.where(chosen.compute, of_compute, memory)
 
 
@@ -279,9 +287,8 @@ def _use_prices(
     if chosen.calls is None:
         return ["no operator has a ratio of its own: the graph was not made from a trace"]
     wanted = chosen.compute & chosen.by_model if products_alone else np.full(len(chosen.rows), True)
-    on_matrix_units = np.array([bool(TF32.search(text)) for text in graph.names] or [False], np.bool_)
     # No price supposes TF32.
-    wanted &= ~(chosen.compute & on_matrix_units[graph.name[chosen.rows]])
+    wanted &= ~(chosen.compute & named(graph, _uses_tf32)[chosen.rows])
     rows = chosen.rows[wanted]
     if not len(rows):
         return []
@@ -339,8 +346,8 @@ def _with_collectives(graph: TaskGraph, factor: float, notes: list[str]) -> Task
     """The graph with faster collectives, and a note of how many there are."""
     if factor == 1.0:
         return graph
-    named = np.array(["nccl" in name.lower() for name in graph.names] or [False], np.bool_)[graph.name]
-    rows = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & named))
+    of_nccl = named(graph, lambda name: "nccl" in name.lower())
+    rows = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & of_nccl))
     notes.append(f"{len(rows)} collectives {factor:g}x")
     return graph.scaled(rows, 1 / factor)
 
