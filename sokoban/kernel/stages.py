@@ -146,6 +146,7 @@ def _stored(expr: TensorExpr, tensor: Tensor) -> Tensor:
 
 
 def _is_product(statement: Statement) -> bool:
-    """Whether a statement sums products of elements."""
-    factors = None if statement.reduction is None else product_factors(statement.reduction.body)
+    """True if a statement sums products of elements: their roundings even out, a largest or smallest has its own."""
+    reduction = statement.reduction
+    factors = product_factors(reduction.body) if reduction is not None and reduction.function == "sum" else None
     return factors is not None and len(factors) > 1

@@ -28,7 +28,7 @@ from codegen.gpu.matrix.base import (
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read
-from codegen.tir.statements import allocate, named
+from codegen.tir.statements import allocate, mention, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
@@ -108,10 +108,9 @@ class _WmmaKernel(ProductKernel):
         return plan.shared_bytes - strip_bytes(plan.roles, plan.schedule) if plan.is_dynamic else 0
 
     def write(self) -> None:
-        # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: one store at
-        # the start makes the strip live throughout.
-        with T.If(self.thread < 1), T.Then():
-            T.buffer_store(self.strip, T.float32(0), [0])
+        # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: a mention at the
+        # start makes the strip live throughout.
+        mention(self.strip)
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
             with named(T.unroll, self.sums, "position") as position:
                 T.evaluate(T.tvm_fill_fragment(*_fragment(self.accumulators, position), T.float32(0)))

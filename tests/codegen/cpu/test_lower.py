@@ -68,6 +68,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tanh": ({"op": "elementwise", "function": "tanh", "shape": [9, 41]}, {}),
     "silu": ({"op": "elementwise", "function": "silu", "shape": [9, 41]}, {}),
     "exp": ({"op": "elementwise", "function": "exp", "shape": [9, 41]}, {}),
+    "functions of functions": (
+        {"expr": "Y[i,j] = tanh(select(j > i, exp(tanh(gelu(X[i,j - 1 | pad=0]))), silu(erf(X[i,j]))))",
+         "sizes": {"i": 9, "j": 41}, "shapes": {"X": [9, 41]}}, {},
+    ),
     "addition": ({"op": "elementwise", "function": "add", "shape": [9, 41]}, {}),
     "transposition": ({"op": "transpose", "shape": [20, 41], "perm": [1, 0]}, {}),
 }  # fmt: skip
@@ -79,6 +83,15 @@ def test_kernels_compute_what_the_operator_says(name: str, tmp_path: Path) -> No
     form = form_of(**fields)
     library = built(form, schedule_for(form, **how))
     assert error_of(form, library, tmp_path) < 1e-6
+
+
+def test_functions_grow_by_a_level_each() -> None:
+    """Without registers between them, eight levels take TVM minutes."""
+    lengths = []
+    for levels in (2, 8):
+        form = form_of(expr=f"Y[i] = {'tanh(' * levels}X[i]{')' * levels}", sizes={"i": 64})
+        lengths.append(len(built(form, schedule_for(form)).assembly))
+    assert lengths[1] < 6 * lengths[0]
 
 
 @pytest.mark.parametrize(("function", "shape", "axes"), [("sum", [9, 1000], [1]), ("max", [5, 7, 5], [1, 2])])
