@@ -13,7 +13,7 @@ from daydream.command.survey import survey
 from tests.daydream.recorder_files import nsys_steps
 from tests.daydream.traces import Builder
 
-CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "traces"
+CASES = Path(__file__).resolve().parents[4] / "shared" / "cases" / "traces"
 
 
 def daydream(*arguments: object) -> Result:
