@@ -14,57 +14,42 @@ from bench.timed.statistics import Check, Spread
 from hal.support.errors import InputError
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
-    """One who computed an operator. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
+class _Timed(Struct, frozen=True, kw_only=True):
+    """What ran, checked and timed. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
 
     Attributes:
-        who: ``library``, ``compile``, ``triton`` or ``roller``.
         cold, warm: after L2 was flushed; as one of several calls in a row.
         graph: whether it ran from a CUDA graph.
     """
 
-    name: str
-    who: str
-    precision: str
-    detail: str = ""
     check: Check | None = None
     reason: str = ""
-    setup_seconds: float = 0.0
     cold: Spread | None = None
     warm: Spread | None = None
     graph: bool | None = None
 
 
-class OperatorResult(Struct, frozen=True, kw_only=True):
-    """An operator by everyone who computes it."""
+class Candidate(_Timed, frozen=True, kw_only=True):
+    """One who computed an operator; ``who`` is ``library``, ``compile``, ``triton`` or ``roller``."""
 
-    key: str
-    suite: str
-    operator: str
-    op: str
-    dtype: str
-    flop: float
-    bytes: float
-    bundle: str | None
-    candidates: list[Candidate]
+    name: str
+    who: str
+    precision: str
+    detail: str = ""
+    setup_seconds: float = 0.0
 
 
-class KernelResult(Struct, frozen=True, kw_only=True):
+class KernelResult(_Timed, frozen=True, kw_only=True):
     """A kernel of a bundle, with the time predicted for it; ``kind`` is what it multiplies by."""
 
     entry: str
     rank: int
     predicted_seconds: float
     kind: str = ""
-    check: Check | None = None
-    reason: str = ""
-    cold: Spread | None = None
-    warm: Spread | None = None
-    graph: bool | None = None
 
 
-class ProfileResult(Struct, frozen=True, kw_only=True):
-    """The kernels of a bundle, fastest first."""
+class _OfSuite(Struct, frozen=True, kw_only=True):
+    """What is known of an operator of a suite."""
 
     key: str
     suite: str
@@ -73,6 +58,18 @@ class ProfileResult(Struct, frozen=True, kw_only=True):
     dtype: str
     flop: float
     bytes: float
+
+
+class OperatorResult(_OfSuite, frozen=True, kw_only=True):
+    """An operator by everyone who computes it."""
+
+    bundle: str | None
+    candidates: list[Candidate]
+
+
+class ProfileResult(_OfSuite, frozen=True, kw_only=True):
+    """The kernels of a bundle, fastest first."""
+
     device: str
     kernels: list[KernelResult]
 
