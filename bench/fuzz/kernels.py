@@ -17,7 +17,7 @@ from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
 from codegen.gpu.lower import LOWERINGS
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
-from codegen.tolerance import relative_error
+from codegen.tolerance import HALF_UNITS, relative_error
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
@@ -41,7 +41,7 @@ from sokoban.schedule.tile import TileSchedule
 DEVICES = ("v100", "a100", "h100", "b200", "cpu")
 
 #: Element types of kernels for processors.
-CPU_DTYPES = ("float32", "float64")
+CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: Programs that construction is asked for: the later ones are of other kinds.
 CANDIDATES = 30
@@ -195,18 +195,26 @@ def outcome_of(kernel: Kernel, result: Verification) -> str:
 
 def _is_sound(kernel: Kernel, result: Verification) -> bool:
     """Whether the reference stays where it is, to a quarter of the tolerance, when inputs and what statements make of
-    them change by a unit of the accumulator's last place, and when the result is rounded."""
-    expr = resize(kernel.program.form, result.axis_sizes).expr
+    them change as rounding changes them, and when the result is rounded.
+
+    A unit of the accumulator's last place, of a sum of n terms half of sqrt(n) units, and of what is stored between
+    kernels in 16 bits half a unit of those.
+    """
+    form = kernel.program.form
+    expr = resize(form, result.axis_sizes).expr
     inputs = random_inputs(expr, 0)
     unit = 2.0**-52 if expr.accumulate == "float64" else 2.0**-23
+    stored = {stage.expr.output.name: HALF_UNITS.get(stage.expr.output.dtype, 0.0) for stage in form.stages}
     chance = np.random.default_rng(0)
 
-    def moved(values: Any) -> Any:
-        return values * (1 + unit * chance.uniform(-1, 1, values.shape))
+    def moved(values: Any, by: float = unit) -> Any:
+        return values * (1 + by * chance.uniform(-1, 1, values.shape))
 
     expected, known = evaluate(expr, inputs), {name: moved(values) for name, values in inputs.items()}
     for statement in expr.statements:
-        known[statement.tensor] = moved(evaluate(part_of(expr, (statement,)), known))
+        count = math.prod(expr.sizes[axis] for axis in statement.reduction.axes) if statement.reduction else 1
+        by = max(unit, math.sqrt(count) * unit / 2, stored.get(statement.tensor, 0.0))
+        known[statement.tensor] = moved(evaluate(part_of(expr, (statement,)), known), by)
     rounded = round_to_dtype(expected, expr.output.dtype)
     # Half a unit in the last place is what every rounding may change.
     return relative_error(known[expr.output.name], expected) <= result.tolerance / 4 and (

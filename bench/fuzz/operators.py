@@ -57,7 +57,7 @@ class Draw:
         families, weights = zip(*FAMILIES, strict=True)
         self.dtypes: tuple[str, ...] = self.chance.choices(families, weights)[0]
         if self.target is not None:
-            self.dtypes = (self.chance.choice(FLOATS[2:] if self.target.lowering.startswith("cpu") else FLOATS),)
+            self.dtypes = (self.chance.choice(FLOATS),)
         self.whole = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
         self.averages = False
         self.writer = Writer(self.chance, self.sizes, self.dtypes, self.whole)

@@ -23,7 +23,7 @@ LOWERINGS: tuple[Lowering[LoweredCpu], ...] = (rows, tiles)
 
 #: Elements of a tensor that 32-bit indices reach.
 _MOST_ELEMENTS = 2**31 - 1
-_DTYPES = ("float32", "float64")
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32")
 
 
 def lower(request: LoweringRequest) -> LoweredCpu:

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
-from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.values import Expr, affine, constant, evaluate, identity, reducer
@@ -299,6 +299,8 @@ class _LoopWriter:
     def _store(self, thread_loop: Any) -> None:
         """The final statement at the end of every thread."""
         block = self.sch.get_sblock(self.expressions.store)
+        if self.form.reductions and not self.sch.get_producers(block):
+            raise LoweringError(f"{self.form.expr.name}: the result depends on no sum: no block is its own")
         self.sch.reverse_compute_at(block, thread_loop)
         self._vectorize_last(self.sch.get_loops(block)[-1])
 

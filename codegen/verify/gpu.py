@@ -31,13 +31,13 @@ from codegen.tolerance import TOLERANCE, exact_tolerance, judge, tolerance_of
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
 from codegen.verify.engines import CHECKS, ORDER_SEEDS, engine_for
-from codegen.verify.guards import guarded
+from codegen.verify.guards import guarded, numbers
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Step, Trial, trial_of
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem
-from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
+from sokoban.language.expression import FLOAT8_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.tile import TileSchedule
@@ -195,7 +195,7 @@ class EmulatedKernel:
 
     def values(self, result: np.ndarray) -> np.ndarray:
         """The output as numbers."""
-        return _numbers(result, self.output.dtype)
+        return numbers(result, self.output.dtype)
 
 
 def _plan(form: KernelForm, steps: Sequence[Step], engine: str | None, target: Target, seeds: Sequence[int]) -> _Plan:
@@ -309,7 +309,7 @@ def _run_opencl(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
         output_indices=[len(arrays) - 1],
         optimized=_is_long(trial),
     )
-    return Run(_numbers(arrays[-1], tensors[-1].dtype))
+    return Run(numbers(arrays[-1], tensors[-1].dtype))
 
 
 def _arguments(trial: Trial, launch: LaunchRecord, known: _Inputs) -> tuple[tuple[Tensor, ...], tuple[np.ndarray, ...]]:
@@ -317,7 +317,7 @@ def _arguments(trial: Trial, launch: LaunchRecord, known: _Inputs) -> tuple[tupl
     tensors = launch.bind(trial.tensors)
     poison = np.full(tensors[-1].shape, np.nan)
     values = launch.bind({**known, tensors[-1].name: poison})
-    arrays = [_stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)]
+    arrays = [guarded(array, tensor) for array, tensor in zip(values, tensors, strict=True)]
     return tensors, tuple(arrays)
 
 
@@ -347,31 +347,10 @@ def is_guard_written(flat: np.ndarray, output: Tensor) -> bool:
     return not np.isnan(flat[output.element_count :]).all()
 
 
-def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Values as a kernel stores them; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
-    if dtype in FLOAT8_DTYPES:
-        import ml_dtypes
-
-        return values.astype(getattr(ml_dtypes, dtype))
-    if dtype == "bfloat16":
-        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(dtype)
-
-
 def _source_value(form: KernelForm, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """The output of the operator as written, whose tensors are those of the form in other shapes."""
     given = {tensor.name: inputs[tensor.name].reshape(tensor.shape) for tensor in form.source.inputs}
     return evaluate(form.source, given)
-
-
-def _numbers(stored: np.ndarray, dtype: str) -> np.ndarray:
-    """Elements as numbers: what stands for NaN among integers (:func:`guarded`) becomes one, bits of bfloat16 become
-    float32."""
-    if dtype == "bfloat16" and stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    if dtype not in INTEGER_DTYPES:
-        return stored
-    return np.where(stored == np.iinfo(dtype).min, np.nan, stored.astype(np.float64))
 
 
 def _widen(form: Problem) -> Problem:

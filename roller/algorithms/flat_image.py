@@ -81,6 +81,10 @@ class FlatImage:
             small[axis] = min(walked[axis], max(small[axis], lines))
             others[side] = small[axis] + layout.reaches[side]
         kept = dict(zip(roles.taps, roles.counts, strict=True))
+        # As many channels short of whole pieces as there were, so that the filters lie as they did.
+        channels = form.sizes[roles.channels]
+        short = walked[roles.channels] - channels
+        kept[roles.channels] = min(channels, layout.padded(small[roles.channels]) - short)
         sizes = {axis: min(small[axis], size) for axis, size in form.sizes.items()}
         return resize(form, {**sizes, **kept}), self
 
@@ -155,8 +159,11 @@ class _Layout:
     @property
     def _channels(self) -> int:
         """Channels, with as many zeros behind them as make each place whole pieces of memory."""
-        roles = self.convolution
-        return padded_channels(self.form.sizes[roles.channels], self.data, math.prod(roles.strides))
+        return self.padded(self.form.sizes[self.convolution.channels])
+
+    def padded(self, channels: int) -> int:
+        """A number of channels, rounded up to whole pieces of memory."""
+        return padded_channels(channels, self.data, math.prod(self.convolution.strides))
 
     @property
     def images(self) -> tuple[str, ...]:

@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None
         lower(LoweringRequest(form, schedule, "op", host()))
 
 
-def test_dtypes_without_vectors_are_refused() -> None:
-    form = form_of(**MATMUL, dtype="float16")
-    with pytest.raises(LoweringError, match="A is float16; CPU kernels take float32 and float64"):
+def test_eight_bit_floats_are_refused() -> None:
+    form = form_of(expr="Y[i] = X[i] + 1", sizes={"i": 64}, dtypes={"X": "float8_e4m3fn", "Y": "float32"})
+    with pytest.raises(LoweringError, match="X is float8_e4m3fn; CPU kernels take float16, bfloat16, float32"):
         lower(LoweringRequest(form, schedule_for(form), "op", host()))
