@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.calls.operators import Problem, problem
 from bench.gpu.board import QUERY
 from bench.gpu.machine import Event, Launch, Run, Tensor
-from bench.gpu.operators import Problem, problem
 
 #: Prints one sample as nvidia-smi does, then waits to be stopped.
 SMI = (
@@ -87,7 +87,7 @@ class FakeMachine:
 
     def profile(self, bundle: Path) -> list[dict[str, Any]]:
         right = {"relative_error": 1e-7, "tolerance": 1e-4, "passed": True, "share": 1.0}
-        times = {"seconds": 2e-5, "p10": 1e-5, "p90": 3e-5, "count": 10}
+        times = {"median": 2e-5, "low": 1e-5, "high": 3e-5, "count": 10}
         kernel = {"entry": "right_1", "rank": 1, "predicted_seconds": 1e-5, "check": right, "reason": ""}
         return [{**kernel, "cold": times}]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.calls.operators import CONTRACTIONS, GENERATED, Problem
 from bench.gpu.correctness import check, random_inputs
 from bench.gpu.machine import Machine, Run, bundle_of, tf32
-from bench.gpu.operators import CONTRACTIONS, GENERATED, Problem
 from bench.gpu.timing import Contender, contender, interleaved
 
 Tensor = Any

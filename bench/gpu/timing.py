@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.gpu.machine import Machine, Run
+from bench.timed.statistics import spread, turn
 
 #: Rounds in which every function is timed once; how many is chosen by the time there is.
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
@@ -33,18 +33,6 @@ class Contender:
     copies: int
     estimate_seconds: float
     graph: bool = True
-
-
-def spread(seconds: Sequence[float]) -> dict[str, Any]:
-    """Median, 10th and 90th percentile of some times."""
-    ordered = sorted(seconds)
-    tenth = len(ordered) // 10
-    return {
-        "seconds": statistics.median(ordered),
-        "p10": ordered[tenth],
-        "p90": ordered[-1 - tenth],
-        "count": len(ordered),
-    }
 
 
 def contender(machine: Machine, name: str, run: Run) -> Contender:
@@ -95,8 +83,8 @@ def interleaved(machine: Machine, contenders: Sequence[Contender], seconds: floa
     warm = _rounds(machine, contenders, min(rounds, WARM_ROUNDS), flush=False)
     return {
         one.name: {
-            "cold": spread(cold[one.name]),
-            "warm": spread([value / one.copies for value in warm[one.name]]),
+            "cold": asdict(spread(cold[one.name])),
+            "warm": asdict(spread([value / one.copies for value in warm[one.name]])),
             "graph": one.graph,
         }
         for one in contenders
@@ -106,8 +94,7 @@ def interleaved(machine: Machine, contenders: Sequence[Contender], seconds: floa
 def _rounds(machine: Machine, contenders: Sequence[Contender], rounds: int, *, flush: bool) -> dict[str, list[float]]:
     pairs: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contenders}
     for number in range(rounds):
-        first = number % len(contenders) if contenders else 0
-        for one in (*contenders[first:], *contenders[:first]):
+        for one in turn(contenders, number):
             start, end = machine.event(), machine.event()
             if flush:
                 machine.flush()  # keeps the device busy while the next launches are queued

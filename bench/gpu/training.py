@@ -14,13 +14,13 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.journal import MOST_ARCHIVE_BYTES, archive
 from bench.gpu.machine import Machine, tf32
-from bench.gpu.timing import spread
+from bench.timed.statistics import spread
 
 #: Samples per step, the one that is also traced first.
 BATCHES: Mapping[str, tuple[int, int]] = {"resnet50": (64, 16), "bert-large": (8, 2), "gpt2-medium": (4, 1)}
@@ -188,7 +188,7 @@ def timed_steps(machine: Machine, step: Callable[[], Any], count: int | None = N
         event.record()
     machine.synchronize()
     wall = (time.perf_counter() - before) / count
-    return {"steps": spread(_intervals(events)), "wall_seconds": wall}
+    return {"steps": asdict(spread(_intervals(events))), "wall_seconds": wall}
 
 
 def _intervals(events: list[Any]) -> list[float]:
@@ -214,7 +214,7 @@ def traced_steps(machine: Machine, stepper: Stepper, configuration: Configuratio
                 recorded()
         machine.synchronize()
         data = path.read_bytes()
-    profiled = spread(_intervals(events))
+    profiled = asdict(spread(_intervals(events)))
     target = directory / f"traces_{configuration.model}.tar"
     if not archive(target, name, data):
         return {
