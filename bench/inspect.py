@@ -61,7 +61,7 @@ LEAST_SHARE = 0.85
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class InspectedKernel:
     """Rank 1 of one operator on one board."""
 
     operator: str
@@ -87,7 +87,7 @@ class Row:
 
 def rows_of(
     expressions: Sequence[TensorExpr], board: str, architecture: str | None, jobs: int, method: str
-) -> Iterator[Row]:
+) -> Iterator[InspectedKernel]:
     """Build rank 1 of every operator for a board and disassemble it.
 
     Raises:
@@ -105,14 +105,16 @@ def rows_of(
             best = compiled.kernels[0]
             assert isinstance(best.program, RProgram)
             name = compiled.expr.name
-            found = inspect_built(name, best.built.parts[0], compiled.form, device, best.program.schedule, architecture)
-            yield Row(name, board, found)
+            inspection = inspect_built(
+                name, best.built.parts[0], compiled.form, device, best.program.schedule, architecture
+            )
+            yield InspectedKernel(name, board, inspection)
 
 
 # What is asked of them
 
 
-def shortfalls(row: Row) -> Iterator[str]:
+def shortfalls(row: InspectedKernel) -> Iterator[str]:
     """In what a kernel falls short of the bars."""
     inspection, mix = row.found, row.found.hot.mix
     if row.spills:
@@ -131,7 +133,7 @@ def shortfalls(row: Row) -> Iterator[str]:
             yield f"{use.conflicts:.3g} passes too many per shared read of {use.tensor}"
 
 
-def _matrix_shortfalls(row: Row) -> Iterator[str]:
+def _matrix_shortfalls(row: InspectedKernel) -> Iterator[str]:
     mix = row.found.hot.mix
     if not row.matrix:
         yield "no matrix instructions"
@@ -149,7 +151,7 @@ def _matrix_shortfalls(row: Row) -> Iterator[str]:
 # Showing it
 
 
-def table_of(rows: Sequence[Row]) -> Table:
+def table_of(rows: Sequence[InspectedKernel]) -> Table:
     """A line per kernel."""
     table = Table(box=None, pad_edge=False)
     for column in ("operator", "board", "code for"):
@@ -165,7 +167,7 @@ def table_of(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: InspectedKernel) -> Iterator[str]:
     inspection, hot = row.found, row.found.hot
     mix, model = hot.mix, inspection.model
     yield row.operator
@@ -189,7 +191,7 @@ def _kinds(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "-"
 
 
-def summary(rows: Sequence[Row]) -> Iterator[str]:
+def summary(rows: Sequence[InspectedKernel]) -> Iterator[str]:
     """Densities over all kernels, and every shortfall."""
     ratios = [
         row.found.model.assumed.total / row.found.model.found.total
@@ -226,7 +228,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Disassemble rank 1 of a suite's operators and compare with what the model assumed."""
-    rows: list[Row] = []
+    rows: list[InspectedKernel] = []
     try:
         expressions = [operator_from_data(data) for data in FEW[suite]] if suite in FEW else _of_suite(suite)
         chosen = [expr for expr in expressions if not names or expr.name in names]

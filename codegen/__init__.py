@@ -2,7 +2,7 @@
 
 The names here import neither TVM nor sympy; lowering and verification load TVM when they are called.
 
-Names are imported when they are first used: what runs beside a GPU (:mod:`codegen.runtime.gpu`,
+Names are imported when they are first used: code of a GPU's machine (:mod:`codegen.runtime.gpu`,
 :mod:`roller.profile.profile`) needs NumPy and CuPy and nothing else.
 """
 

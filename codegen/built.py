@@ -22,7 +22,7 @@ class BuiltKernel:
         spill_bytes: bytes per thread spilled to local memory, stores and loads; None without a binary.
         error: why there is no kernel; empty where there is one.
         architecture: what it is compiled for where that is not the request's,
-            :func:`codegen.gpu.source.text.own_architecture`.
+            :func:`codegen.gpu.source.text.specific_architecture`.
         tensor_maps: of the tensors that it takes as tensor maps.
     """
 

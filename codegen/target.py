@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: the part of a device that code generators and compilers have to know."""
+"""Target of a compilation: the part of a device that code generators and compilers have to know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LANE_BYTES = 4
 
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is compiled for.
+    """Target of a compilation.
 
     Attributes:
         generator: the code generator, a key of :data:`codegen.generators.GENERATORS`.
@@ -41,18 +41,18 @@ class Target:
 
     @property
     def row(self) -> Generator:
-        """What the target's code generator writes and can do."""
+        """Abilities of the target's code generator."""
         return GENERATORS[self.generator]
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it has arithmetic of bfloat16, as NVIDIA's boards have from sm_80 on.
+        """True if it has arithmetic of bfloat16, as NVIDIA's boards have from sm_80 on.
 
         >>> Target("cuda", "sm_75", 32).has_bfloat16, Target("cuda", "sm_90a", 32).has_bfloat16
         (False, True)
         """
-        found = re.fullmatch(r"sm_(\d+)(\d)a?", self.architecture)
-        return found is None or (int(found[1]), int(found[2])) >= BFLOAT16_CAPABILITY
+        match = re.fullmatch(r"sm_(\d+)(\d)a?", self.architecture)
+        return match is None or (int(match[1]), int(match[2])) >= BFLOAT16_CAPABILITY
 
     @property
     def vector_bytes(self) -> int:

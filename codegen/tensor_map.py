@@ -1,6 +1,6 @@
-"""How bulk copies (TMA) see a tensor: the record that launchers make a driver's tensor map of.
+"""Views of tensors by bulk copies (TMA): the record that launchers make a driver's tensor map of.
 
-Nothing but Python: manifests hold it, and it is read beside a GPU.
+It needs Python alone: manifests hold it, and it is read on the GPU's machine.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def cpu_now(settings: Settings | None = None) -> DeviceSpec:
     run = measure_cpu(settings=settings)
     for name, reason in run.failures.items():
         raise InputError("device cpu", f"{name} cannot be measured: {reason}", "describe the processor in a file")
-    measurements = {key: replace(measurement, best=False) for key, measurement in run.found.items()}
+    measurements = {key: replace(measurement, best=False) for key, measurement in run.measurements.items()}
     return spec_of(THIS_CPU, read_topology(), measurements, host_architecture())
 
 

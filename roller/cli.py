@@ -117,7 +117,7 @@ def compile_command(
             file=file, device=device, out=out, top_k=top_k, verify=verify, method=method, algorithms=algorithms,
             cached=cached, as_json=as_json, start=start,
         )  # fmt: skip
-        if cached and request.show_known():
+        if cached and request.show_stored():
             return
         finished, without = request.build(pool)
     if cached:

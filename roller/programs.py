@@ -74,22 +74,22 @@ class Programs:
         algorithms: Collection[str] = (DIRECT,),
         method: str = "both",
     ) -> Programs:
-        """What construction and search found, the ``top_k`` best of both, and what ``algorithms`` make of the operator;
+        """Programs of construction and search, the ``top_k`` best of both, and those of ``algorithms``;
         ``method`` says who looks for programs of the kernels of a sequence.
 
         Of equal times constructed programs come before searched ones. At least one of the two has to have looked.
         """
-        known = construction or searched
-        assert known is not None
+        proposals = construction or searched
+        assert proposals is not None
         direct = _united(construction, searched, top_k)
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
-        if known.placed.form.is_composed:
-            considered = _composed(known.placed, top_k, method)
+        if proposals.placed.form.is_composed:
+            considered = _composed(proposals.placed, top_k, method)
         elif direct and not set(algorithms) <= {DIRECT}:
-            considered = algorithms_of(known.placed, direct[0], algorithms)
+            considered = algorithms_of(proposals.placed, direct[0], algorithms)
         return Programs(
-            placed=known.placed,
+            placed=proposals.placed,
             direct=direct,
             construction=construction,
             search=searched,
@@ -120,7 +120,7 @@ class Programs:
 
     @property
     def constructed_count(self) -> int:
-        """How many candidates construction scored."""
+        """Number of candidates that construction scored."""
         return 0 if self.construction is None else self.construction.considered
 
     @property
@@ -130,7 +130,7 @@ class Programs:
 
     @property
     def searched_count(self) -> int:
-        """How many schedules the search scored."""
+        """Number of schedules that the search scored."""
         return 0 if self.search is None else self.search.scored
 
     def ranked(self, top_k: int, algorithms: Collection[str] = ALGORITHMS, spares: int = 0) -> list[Program]:
@@ -138,7 +138,7 @@ class Programs:
         kernel come first.
 
         Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds; so do
-        fused pairs beside sequences. Without ``direct`` among ``algorithms`` there are chains alone; of attention there
+        fused pairs among sequences. Without ``direct`` among ``algorithms`` there are chains alone; of attention there
         is nothing else.
 
         Raises:
@@ -200,7 +200,7 @@ def find_programs(
 
 
 def _composed(placed: PlacedForm, top_k: int, method: str) -> tuple[Considered, ...]:
-    """What becomes of an operator that no schedule of tiles computes."""
+    """Outcome for an operator that no schedule of tiles computes."""
     if placed.form.is_attention:
         return (composed_programs(placed, top_k),)
     from roller.algorithms import pair, sequence
@@ -210,7 +210,7 @@ def _composed(placed: PlacedForm, top_k: int, method: str) -> tuple[Considered, 
 
 
 def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:
-    """Whether construction and whether search look for programs of a device by one of :data:`METHODS`.
+    """Truth of construction and of search looking for programs of a device by one of :data:`METHODS`.
 
     Raises:
         InputError: there is no such method, or it is the search alone, which does not know the device's lanes.
@@ -261,8 +261,10 @@ def _united(construction: Construction | None, searched: SearchResult | None, to
     programs = _searched_programs(searched)
     if construction is None:
         return programs
-    known = {schedule_key(program.schedule, construction.form) for program in constructed}
-    others = [program for program in programs if schedule_key(program.schedule, construction.form) not in known]
+    constructed_keys = {schedule_key(program.schedule, construction.form) for program in constructed}
+    others = [
+        program for program in programs if schedule_key(program.schedule, construction.form) not in constructed_keys
+    ]
     return tuple(_best([*constructed, *others], top_k)[:top_k])
 
 
@@ -273,7 +275,7 @@ def _best(programs: Sequence[_P], top_k: int) -> list[_P]:
 
 
 def _searched_programs(result: SearchResult) -> tuple[RProgram, ...]:
-    """What the search found as programs, with the numbers of the search as their reasons."""
+    """Schedules of the search as programs, with the numbers of the search as their reasons."""
     looked = f"{result.enumerated} tiles enumerated, {result.scored} schedules left by closed forms and scored"
     return tuple(
         RProgram(

@@ -1,1 +1,1 @@
-"""What RATIONAL predicts against what others measured: ``python -m bench.accuracy`` prints the tables."""
+"""RATIONAL's predictions against measurements of others: ``python -m bench.accuracy`` prints the tables."""

@@ -31,7 +31,7 @@ TABLES = tuple(ROOMS)
     "--data",
     type=click.Path(path_type=Path),
     default=None,
-    help="The measured data.  [default: $ROLLER_DATA, else shared/data beside the repository]",
+    help="The measured data.  [default: $ROLLER_DATA, else the repository's shared/data]",
 )
 @click.option(
     "--out",

@@ -11,7 +11,7 @@ VARIABLE = "ROLLER_DATA"
 
 
 def default_directory() -> Path:
-    """What the environment variable names, else ``shared/data`` beside the repository."""
+    """Directory that the environment variable names, else the repository's ``shared/data``."""
     given = os.environ.get(VARIABLE)
     return Path(given) if given else Path(__file__).parents[2].parent / "shared" / "data"
 

@@ -39,11 +39,11 @@ def places(text: str) -> tuple[str, ...]:
     >>> places("<!-- accuracy: library -->\\nold\\n<!-- end of accuracy: library -->")
     ('library',)
     """
-    return tuple(found["name"] for found in _PLACE.finditer(text))
+    return tuple(match["name"] for match in _PLACE.finditer(text))
 
 
 def write_page(page: Path, makers: dict[str, Maker], names: Sequence[str] = ()) -> list[Path]:
-    """Write the places of a page, all or some by name, and their pictures beside it.
+    """Write the places of a page, all or some by name, and their pictures into its folder.
 
     Returns:
         The pictures.
@@ -55,24 +55,24 @@ def write_page(page: Path, makers: dict[str, Maker], names: Sequence[str] = ()) 
         text = page.read_text("utf-8")
     except OSError as error:
         raise InputError(str(page), f"cannot be read: {error.strerror}", "name the page with --page") from None
-    known = places(text)
-    for name in (*names, *known):
-        if name not in known or name not in makers:
+    all_names = places(text)
+    for name in (*names, *all_names):
+        if name not in all_names or name not in makers:
             raise InputError(str(page), f"has no place {name!r} to write", f"write <!-- accuracy: NAME --> for one of "
                              f"{', '.join(makers)}")  # fmt: skip
     folder = page.parent / "pictures" / "accuracy"
     pictures: list[Path] = []
-    for name in names or known:
+    for name in names or all_names:
         body, drawn = _place(makers[name], folder, page.parent)
         pictures += drawn
-        text = _PLACE.sub(lambda found, name=name, body=body: _filled(found, name, body), text)  # type: ignore[misc]
+        text = _PLACE.sub(lambda match, name=name, body=body: _filled(match, name, body), text)  # type: ignore[misc]
     text = re.sub(r"Taken on \d{4}-\d\d-\d\d", f"Taken on {date.today().isoformat()}", text)
     write_atomic(page, text.encode())
     return pictures
 
 
-def _filled(found: re.Match[str], name: str, body: str) -> str:
-    return f"{found[1]}{body}{found[4]}" if found["name"] == name else found[0]
+def _filled(match: re.Match[str], name: str, body: str) -> str:
+    return f"{match[1]}{body}{match[4]}" if match["name"] == name else match[0]
 
 
 def _place(maker: Maker, folder: Path, root: Path) -> tuple[str, list[Path]]:
@@ -111,12 +111,12 @@ def markdown(view: Table) -> str:
     head += "|" + "|".join("---:" if column.justify == "right" else "---" for column in view.columns) + "|\n"
     title = str(view.title or "")
     if len(rows) > MOST_ROWS:
-        kept = [text for text, row in zip(rows, view.rows, strict=True) if row.style == "bold"]
-        if not kept:
+        bold = [text for text, row in zip(rows, view.rows, strict=True) if row.style == "bold"]
+        if not bold:
             return f"**{title}**: {len(rows)} rows, which the command prints."
-        if len(kept) < len(rows):
-            head = f", the means of {len(rows) - len(kept)} rows that the command prints{head}"
-        rows = kept
+        if len(bold) < len(rows):
+            head = f", the means of {len(rows) - len(bold)} rows that the command prints{head}"
+        rows = bold
     return f"**{title}**{head}" + "\n".join(rows)
 
 

@@ -182,16 +182,16 @@ def _elementwise(suite: str, spec: Spec) -> Problem:
 def _reduce(suite: str, spec: Spec) -> Problem:
     shape = tuple(spec["shape"])
     axes = tuple(sorted(axis % len(shape) for axis in spec["axes"]))
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    remaining = [axis for axis in range(len(shape)) if axis not in axes]
 
     def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
         names = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}
         function = getattr(torch_module(), names[spec["function"]])
         # Without a dimension kept, kernels of a bundle write a vector of one element.
-        return lambda: function(tensors["X"], axes) if kept else function(tensors["X"], axes).view(1)
+        return lambda: function(tensors["X"], axes) if remaining else function(tensors["X"], axes).view(1)
 
-    output = tuple(shape[axis] for axis in kept) or (1,)
-    leading = {"X": kept[0]} if kept else None
+    output = tuple(shape[axis] for axis in remaining) or (1,)
+    leading = {"X": remaining[0]} if remaining else None
     return Problem(
         suite=suite,
         spec=spec,

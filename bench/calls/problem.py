@@ -1,4 +1,4 @@
-"""What an operator of a suite is to PyTorch, and what may follow it in the same kernel."""
+"""Operators of a suite as PyTorch computes them, and what may follow them in the same kernel."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Problem:
     def part(self, tensors: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
         """The inputs of rows `start` to `stop` of the output."""
         assert self.leading is not None
-        found = {}
+        parts = {}
         for name, tensor in tensors.items():
             dimension = self.leading[name]
-            found[name] = tensor if dimension is None else tensor.narrow(dimension, start, stop - start)
-        return found
+            parts[name] = tensor if dimension is None else tensor.narrow(dimension, start, stop - start)
+        return parts
 
 
 def torch_module() -> Any:
@@ -78,21 +78,21 @@ def functional_module() -> Any:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows a product or a convolution; `bias` is the output's dimension that a bias runs along."""
+    """Operations behind a product or a convolution; `bias` is the output's dimension that a bias runs along."""
 
     steps: tuple[Any, ...]
     bias: int | None
     residual: bool
 
     def inputs(self, output: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of what it reads beside the output."""
-        found = {} if self.bias is None else {"bias": (output[self.bias],)}
-        return found | ({"residual": output} if self.residual else {})
+        """Shapes of what it reads besides the output."""
+        shapes = {} if self.bias is None else {"bias": (output[self.bias],)}
+        return shapes | ({"residual": output} if self.residual else {})
 
     def leading(self) -> dict[str, int | None]:
         """Of each of these the dimension that belongs to the output's first one, None where all is needed."""
-        found: dict[str, int | None] = {} if self.bias is None else {"bias": 0 if self.bias == 0 else None}
-        return found | ({"residual": 0} if self.residual else {})
+        dimensions: dict[str, int | None] = {} if self.bias is None else {"bias": 0 if self.bias == 0 else None}
+        return dimensions | ({"residual": 0} if self.residual else {})
 
     def apply(self, value: Tensor, tensors: Mapping[str, Tensor], skip_bias: bool) -> Tensor:
         """The steps one after another; a bias that the library has added already is left out."""
@@ -110,7 +110,7 @@ class Epilogue:
 
     @property
     def bias_first(self) -> bool:
-        """Whether a bias is added before anything else."""
+        """True if a bias is added before anything else."""
         return bool(self.steps) and not isinstance(self.steps[0], str) and self.steps[0]["function"] == "bias_add"
 
 
@@ -134,5 +134,5 @@ def function_of(name: str) -> Callable[..., Tensor]:
     torch, functional = torch_module(), functional_module()
     if name in ("relu", "gelu", "silu"):
         return getattr(functional, name)
-    known = {"min": "minimum", "max": "maximum"}
-    return getattr(torch, known.get(name, name))
+    names = {"min": "minimum", "max": "maximum"}
+    return getattr(torch, names.get(name, name))

@@ -19,7 +19,7 @@ class _Sides:
 
     @property
     def symmetric(self) -> tuple[int, int] | None:
-        """What the library's own argument says, or None where it cannot."""
+        """Argument of the library itself, or None where it has none."""
         equal = self.rows[0] == self.rows[1] and self.columns[0] == self.columns[1]
         return (self.rows[0], self.columns[0]) if equal else None
 
@@ -39,8 +39,8 @@ def _sides(spec: Spec, stride: tuple[int, int], dilation: tuple[int, int]) -> _S
     if isinstance(padding, int):
         return _Sides((padding, padding), (padding, padding))
     if padding != "SAME":
-        top, left, bottom, right = padding
-        return _Sides((top, bottom), (left, right))
+        top, before, bottom, after = padding
+        return _Sides((top, bottom), (before, after))
 
     def same(extent: int, taps: int, step: int, spread: int) -> tuple[int, int]:
         total = max((math.ceil(extent / step) - 1) * step + spread * (taps - 1) + 1 - extent, 0)

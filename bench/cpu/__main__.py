@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Where a comparison of a whole suite goes; one of some operators goes to `SOME`, which Git ignores.
 RESULTS, SOME = ROOT / "bench" / "results" / "cpu", ROOT / "out" / "bench-cpu"
 BUNDLES = ROOT / "out" / "cpu24"
-OWN_ADAPTER = "bench.cpu.ours:from_bundle"
+DEFAULT_ADAPTER = "bench.cpu.ours:from_bundle"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,7 +39,7 @@ OWN_ADAPTER = "bench.cpu.ours:from_bundle"
               metavar="SECONDS", help="How long a turn takes.")  # fmt: skip
 @click.option("--bundles", type=click.Path(file_okay=False, path_type=Path), default=None,
               help="Our kernels, a bundle per operator.  [default: out/cpu24]")  # fmt: skip
-@click.option("--ours", "adapter", default=OWN_ADAPTER, show_default=True, metavar="MODULE:FUNCTION",
+@click.option("--ours", "adapter", default=DEFAULT_ADAPTER, show_default=True, metavar="MODULE:FUNCTION",
               help="What gives our kernels.")  # fmt: skip
 @click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), default=None,
               help="MetaSchedule's schedules, of another processor's file.  [default: this one's]")  # fmt: skip
@@ -74,10 +74,10 @@ def main(
             specs = read_suite(suite, names)
             machine = this_machine(threads)
             contenders = processes(chosen, machine, bundles or BUNDLES, adapter, tuned)
-            pace = Pace(bundles or BUNDLES) if "ours" in chosen and adapter == OWN_ADAPTER else None
+            pace = Pace(bundles or BUNDLES) if "ours" in chosen and adapter == DEFAULT_ADAPTER else None
             results = measured(specs, contenders, machine, suite, rounds, turn_seconds, pace)
-            whole = not names and set(chosen) == set(RIVALS)
-            keep(results, out or (RESULTS / results.started[:10] if whole else SOME))
+            is_complete = not names and set(chosen) == set(RIVALS)
+            keep(results, out or (RESULTS / results.started[:10] if is_complete else SOME))
         met = tell(results)
     except InputError as error:
         click.echo(f"bench.cpu: {error}", err=True)
@@ -140,13 +140,13 @@ def measured(
     settings = Settings(rounds, turn_seconds, machine.private_bytes * machine.threads)
     started = datetime.datetime.now().isoformat(timespec="seconds")
     try:
-        found = compare(specs, contenders, settings, lambda name: click.echo(f"  {name}", err=True), pace)
+        operators = compare(specs, contenders, settings, lambda name: click.echo(f"  {name}", err=True), pace)
     finally:
         for contender in contenders.values():
             contender.close()
     results = Results(
         format=FORMAT, started=started, machine=machine, suite=suite, rounds=rounds, turn_seconds=turn_seconds,
-        notes=[], operators=found,
+        notes=[], operators=operators,
     )  # fmt: skip
     return replace(results, notes=busy_notes(machine, widest(results), WIDE))
 

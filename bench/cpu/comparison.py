@@ -26,19 +26,19 @@ from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 
 Spec = Mapping[str, Any]
-OWN_SUITE = Path(__file__).parent / "cpu24.json"
+DEFAULT_SUITE = Path(__file__).parent / "cpu24.json"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: rounds, seconds of a turn, bytes of all private caches together."""
+    """Options of measuring: rounds, seconds of a turn, bytes of all private caches together."""
 
     rounds: int
     turn_seconds: float
     private_bytes: int
 
     def sets(self, input_bytes: int) -> int:
-        """How many sets of inputs of so many bytes take turns."""
+        """Number of sets of inputs of so many bytes that take turns."""
         return rotating_sets(input_bytes, self.private_bytes)
 
 
@@ -48,17 +48,19 @@ def read_suite(suite: str, names: Sequence[str]) -> list[Spec]:
     Raises:
         InputError: there is none, it is not a list of operators, or one of the names is not in it.
     """
-    path = Path(suite) if suite.endswith(".json") else OWN_SUITE if suite == OWN_SUITE.stem else suite_path(suite)
+    path = (
+        Path(suite) if suite.endswith(".json") else DEFAULT_SUITE if suite == DEFAULT_SUITE.stem else suite_path(suite)
+    )
     try:
         specs = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(str(path), str(error), "name a suite such as cpu24") from None
     if not isinstance(specs, list) or not all(isinstance(one, dict) and "name" in one for one in specs):
         raise InputError(str(path), "is no list of named operators", "write one as bench/cpu/cpu24.json")
-    known = [one["name"] for one in specs]
+    all_names = [one["name"] for one in specs]
     for name in names:
-        if name not in known:
-            raise InputError("--operators", f"{name!r} is not in {path.name}", f"name some of {', '.join(known)}")
+        if name not in all_names:
+            raise InputError("--operators", f"{name!r} is not in {path.name}", f"name some of {', '.join(all_names)}")
     return [one for one in specs if not names or one["name"] in names]
 
 
@@ -76,11 +78,11 @@ def compare(
     for spec in specs:
         progress(str(spec["name"]))
         with tempfile.TemporaryDirectory(prefix="bench-cpu-") as folder:
-            found = compared(spec, contenders, settings, Path(folder))
+            result = compared(spec, contenders, settings, Path(folder))
         if pace is not None:
             pace.turn()
-            found = _with_prediction(found, pace.seconds(spec))
-        results.append(found)
+            result = _with_prediction(result, pace.seconds(spec))
+        results.append(result)
     return results
 
 
@@ -99,7 +101,7 @@ def compared(spec: Spec, contenders: Mapping[str, Contender], settings: Settings
     from bench.calls.operators import problem
 
     expr = operator_from_data(dict(spec))
-    known = problem("cpu", spec)
+    facts = problem("cpu", spec)
     sets = settings.sets(sum(tensor.size_bytes for tensor in expr.inputs))
     checked = write_inputs(expr, sets, folder)
     request = {
@@ -114,12 +116,12 @@ def compared(spec: Spec, contenders: Mapping[str, Contender], settings: Settings
         if not entry.reason
     }
     seconds, failed = interleaved(turns, settings.rounds)
-    for name, found in seconds.items():
-        entries[name] = msgspec.structs.replace(entries[name], time=spread(found), rounds=found)
+    for name, rounds in seconds.items():
+        entries[name] = msgspec.structs.replace(entries[name], time=spread(rounds), rounds=rounds)
     for name, reason in failed.items():
         entries[name] = msgspec.structs.replace(entries[name], reason=reason)
     return OperatorResult(
-        name=known.name, op=known.op, spec=dict(spec), flop=known.flop, bytes=known.compulsory_bytes, sets=sets,
+        name=facts.name, op=facts.op, spec=dict(spec), flop=facts.flop, bytes=facts.compulsory_bytes, sets=sets,
         entries=list(entries.values()),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the comparison has to show, line by line: the bar, what was found, met or not.
+"""Criteria of the comparison, line by line: the bar, what was found, met or not.
 
 A line about several operators is met only when all of them were measured.
 """
@@ -17,7 +17,7 @@ GEMMS = ("gemm_512", "gemm_1024")
 #: The operators that MetaSchedule tries 512 candidates of.
 LONG_SEARCH = (*GEMMS, "conv3x3_64x56_nchw", "conv3x3_64x56_nhwc")
 
-GEMM_BAR, CONVOLUTION_BAR, REST_BAR, LIMIT_SLACK = 0.95, 0.95, 1.2, 1.10
+GEMM_BAR, CONVOLUTION_BAR, OTHERS_BAR, LIMIT_SLACK = 0.95, 0.95, 1.2, 1.10
 MEAN_BAR_64, MEAN_BAR_512 = 1.0, 0.97
 CONSTRUCTION_BAR, PROFILING_BAR = 1 / 1000, 1 / 50
 FIRST_CHOICE_BAR, ERROR_BAR = 1.15, 0.25
@@ -43,7 +43,7 @@ def criteria(results: Results, suite: Sequence[Mapping[str, Any]]) -> list[Crite
     by_name = {operator.name: operator for operator in results.operators}
     names = [str(spec["name"]) for spec in suite]
     convolutions = [str(spec["name"]) for spec in suite if spec.get("op") == "conv2d"]
-    rest = [name for name in names if name not in GEMMS and name not in convolutions]
+    others = [name for name in names if name not in GEMMS and name not in convolutions]
     measured = [by_name[name] for name in names if name in by_name]
     long = [name for name in LONG_SEARCH if name in names]
     everybody = (*ONEDNN, "openblas", _64, _512)
@@ -59,11 +59,11 @@ def criteria(results: Results, suite: Sequence[Mapping[str, Any]]) -> list[Crite
             lambda operator: (operator.ratio(*ONEDNN) is not None, _at_least(operator, CONVOLUTION_BAR)),
         ),
         _each(
-            f"all others: at least {REST_BAR} times PyTorch, or within {LIMIT_SLACK - 1:.0%} of the bandwidth limit",
-            [by_name.get(name) for name in rest],
+            f"all others: at least {OTHERS_BAR} times PyTorch, or within {LIMIT_SLACK - 1:.0%} of the bandwidth limit",
+            [by_name.get(name) for name in others],
             lambda operator: (
                 operator.ratio(*ONEDNN, "limit") is not None,
-                _at_least(operator, REST_BAR) or near_limit(operator),
+                _at_least(operator, OTHERS_BAR) or near_limit(operator),
             ),
         ),
         _first_choice(measured, len(names)),
@@ -78,7 +78,7 @@ def criteria(results: Results, suite: Sequence[Mapping[str, Any]]) -> list[Crite
 
 
 def near_limit(operator: OperatorResult) -> bool:
-    """Whether ours takes at most a tenth longer than moving the operator's bytes."""
+    """True if ours takes at most a tenth longer than moving the operator's bytes."""
     ratio = operator.ratio("limit")
     return ratio is not None and ratio.median * LIMIT_SLACK >= 1.0
 
@@ -119,17 +119,17 @@ def _of(count: int, total: int) -> str:
     return f", {count} of {total} operators" if count < total else ""
 
 
-def _whole(met: bool, count: int, total: int) -> bool | None:
+def _verdict(met: bool, count: int, total: int) -> bool | None:
     return met if count == total else None
 
 
 def _mean(measured: Sequence[OperatorResult], total: int, who: str, bar: float) -> Criterion:
-    found = [ratio.median for operator in measured if (ratio := operator.ratio(who)) is not None]
+    medians = [ratio.median for operator in measured if (ratio := operator.ratio(who)) is not None]
     text = f"geometric mean over {total} operators against {who}: at least {bar}"
-    mean = geometric_mean(found)
+    mean = geometric_mean(medians)
     if mean is None:
         return Criterion(text, "-", None)
-    return Criterion(text, f"{mean:.3f}{_of(len(found), total)}", _whole(mean >= bar, len(found), total))
+    return Criterion(text, f"{mean:.3f}{_of(len(medians), total)}", _verdict(mean >= bar, len(medians), total))
 
 
 def _construction(operator: OperatorResult) -> float | None:
@@ -161,7 +161,7 @@ def _cost(
     if not pairs:
         return Criterion(text, "-", None)
     share = sum(ours for ours, _ in pairs) / sum(theirs for _, theirs in pairs)
-    return Criterion(text, f"1/{1 / share:.0f}{_of(len(pairs), total)}", _whole(share <= bar, len(pairs), total))
+    return Criterion(text, f"1/{1 / share:.0f}{_of(len(pairs), total)}", _verdict(share <= bar, len(pairs), total))
 
 
 def _each(
@@ -171,27 +171,27 @@ def _each(
 ) -> Criterion:
     """A bar for each of some operators; ``judge`` says whether one was measured, and whether it keeps the bar."""
     judged = {operator.name: judge(operator) for operator in operators if operator is not None}
-    known = [name for name, (measured, _) in judged.items() if measured]
-    if not known:
+    measured_names = [name for name, (measured, _) in judged.items() if measured]
+    if not measured_names:
         return Criterion(text, "-", None)
-    short = [name for name in known if not judged[name][1]]
-    found = f"{len(known) - len(short)} of {len(operators)}"
-    if len(known) < len(operators):
-        found += f", {len(known)} measured"
+    short = [name for name in measured_names if not judged[name][1]]
+    result = f"{len(measured_names) - len(short)} of {len(operators)}"
+    if len(measured_names) < len(operators):
+        result += f", {len(measured_names)} measured"
     if short:
-        found += f"; not {', '.join(short)}"
-    return Criterion(text, found, False if short else _whole(True, len(known), len(operators)))
+        result += f"; not {', '.join(short)}"
+    return Criterion(text, result, False if short else _verdict(True, len(measured_names), len(operators)))
 
 
 def _first_choice(measured: Sequence[OperatorResult], total: int) -> Criterion:
     text = f"RATIONAL's first choice over the best of its top 50, mean: at most {FIRST_CHOICE_BAR}"
-    found = [ours.facts.first_choice for operator in measured if (ours := operator.entry("ours")) is not None]
-    known = [value for value in found if value is not None]
-    if not known:
+    shares = [ours.facts.first_choice for operator in measured if (ours := operator.entry("ours")) is not None]
+    measured_shares = [value for value in shares if value is not None]
+    if not measured_shares:
         return Criterion(text, "-", None)
-    mean = statistics.mean(known)
-    met = _whole(mean <= FIRST_CHOICE_BAR, len(known), total)
-    return Criterion(text, f"{mean:.3f}{_of(len(known), total)}", met)
+    mean = statistics.mean(measured_shares)
+    met = _verdict(mean <= FIRST_CHOICE_BAR, len(measured_shares), total)
+    return Criterion(text, f"{mean:.3f}{_of(len(measured_shares), total)}", met)
 
 
 def _error(
@@ -201,4 +201,4 @@ def _error(
     if not errors:
         return Criterion(text, "-", None)
     median = statistics.median(errors)
-    return Criterion(text, f"{median:.1%}{_of(len(errors), total)}", _whole(median <= ERROR_BAR, len(errors), total))
+    return Criterion(text, f"{median:.1%}{_of(len(errors), total)}", _verdict(median <= ERROR_BAR, len(errors), total))

@@ -24,7 +24,7 @@ BUSY_LOAD = 0.25
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """What is told of the machine beside every result.
+    """Facts of the machine that stand with every result.
 
     Attributes:
         title: what the processor calls itself.
@@ -93,11 +93,11 @@ def load() -> float:
 
 def versions(names: Sequence[str]) -> dict[str, str]:
     """Versions of the packages that are installed."""
-    found = {}
+    version_by_name = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            version_by_name[name] = importlib.metadata.version(name)
+    return version_by_name
 
 
 def _clock_mhz() -> float | None:
@@ -140,7 +140,7 @@ def openmp_environment(cpus: Sequence[int]) -> dict[str, str]:
 
 
 def busy_notes(machine: Machine, widest: tuple[str, float] | None, wide: float) -> list[str]:
-    """What casts doubt on the times: work of others before we began, quartiles far apart."""
+    """Doubts about the times: work of others before we began, quartiles far apart."""
     notes = []
     if machine.load > BUSY_LOAD * machine.core_count:
         notes.append(

@@ -88,7 +88,7 @@ def _computed(expr: TensorExpr, statement: Statement, tensors: Mapping[str, Any]
 
 
 def _padded(load: Load, expr: TensorExpr, source: Any) -> tuple[Any, tuple[int, ...]]:
-    """What a padded load reads as a tensor, and the index of its first element in the source."""
+    """Elements of a padded load as a tensor, and the index of its first element in the source."""
     from tvm import te, tirx
 
     from codegen.tir import values
@@ -114,7 +114,7 @@ class Tuner:
     """MetaSchedule's search on one processor. Its slow imports are over when it is made: no search pays for them.
 
     Raises:
-        InputError: what the search needs beside TVM is missing.
+        InputError: what the search needs besides TVM is missing.
     """
 
     def __init__(self, llvm: str, threads: int) -> None:
@@ -180,10 +180,10 @@ def _best(records: Sequence[Any], trials: int, seconds: float) -> Tuning:
 
 
 def _trace_text(trace: Any) -> str:
-    return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
+    return json.dumps(_jsonable(trace.as_json()), separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     """TVM's arrays and numbers as JSON has them."""
     if value is None or isinstance(value, bool):
         return value
@@ -194,10 +194,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if hasattr(value, "items"):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _jsonable(item) for key, item in value.items()}
     if hasattr(value, "__len__"):
-        return [_plain(item) for item in value]
-    return _plain(value.value)
+        return [_jsonable(item) for item in value]
+    return _jsonable(value.value)
 
 
 def scheduled(expr: TensorExpr, trace: str) -> Any:

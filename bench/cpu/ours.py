@@ -75,7 +75,7 @@ def competitor(bundle: Bundle) -> KernelRecord:
 
 
 def construction_seconds(operator: Operator) -> float:
-    """How long construction of the operator's programs takes, warm: modules imported, the operator read."""
+    """Time of constructing the operator's programs, warm: modules imported, the operator read."""
     from hal.catalog import load_device
     from roller.construct.construct import construct
     from sokoban.kernel.form import kernel_form

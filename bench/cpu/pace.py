@@ -1,4 +1,4 @@
-"""What RATIONAL predicts of the kernels that ran, from a spec that is measured between operators.
+"""RATIONAL's predictions for the kernels that ran, from a spec that is measured between operators.
 
 The pace of a shared machine changes by up to twice within minutes: then a device file of half an hour ago describes
 another machine, and an error of a prediction says how far that has gone. What the model is worth is seen by a spec as
@@ -52,7 +52,7 @@ class Pace:
         self.before, self.after = self.after, self.measure()
 
     def seconds(self, spec: Spec) -> float | None:
-        """What is predicted of the kernel that competes for an operator, between the last two measurements: the
+        """Prediction for the kernel that competes for an operator, between the last two measurements: the
         geometric mean of both. None where there is no such kernel."""
         from codegen.bundle.manifest import read_manifest
         from codegen.bundle.reader import read_bundle

@@ -25,9 +25,9 @@ def draw_ratios(results: Results, path: Path) -> bool:
         False, and draws nothing, where ours or all rivals were struck out everywhere.
     """
     panels = {
-        name: found
+        name: pairs
         for name, who in COLUMNS.items()
-        if (found := [(one, ratio) for one in results.operators if (ratio := one.ratio(*who)) is not None])
+        if (pairs := [(one, ratio) for one in results.operators if (ratio := one.ratio(*who)) is not None])
     }
     if not panels:
         return False
@@ -39,8 +39,8 @@ def draw_ratios(results: Results, path: Path) -> bool:
     grid = figure.add_gridspec(len(rows), len(rows[0]), height_ratios=heights)
     for line, row in enumerate(rows):
         for column, name in enumerate(row):
-            found = sorted(panels[name], key=lambda pair: pair[1].median, reverse=True)
-            _panel(figure.add_subplot(grid[line, column]), name, found)
+            pairs = sorted(panels[name], key=lambda pair: pair[1].median, reverse=True)
+            _panel(figure.add_subplot(grid[line, column]), name, pairs)
     machine = results.machine
     figure.suptitle(f"{machine.title} ({machine.llvm}), {machine.threads} threads, {results.started[:10]}")
     figure.supxlabel("their time / ours, quartiles as lines (right of 1 ours is faster)", fontsize=10)
@@ -48,23 +48,23 @@ def draw_ratios(results: Results, path: Path) -> bool:
     return True
 
 
-def _panel(axes: Any, name: str, found: Sequence[tuple[OperatorResult, Spread]]) -> None:
+def _panel(axes: Any, name: str, pairs: Sequence[tuple[OperatorResult, Spread]]) -> None:
     colour = _COLOURS[list(COLUMNS).index(name)]
-    places = range(len(found))
-    medians = [ratio.median for _, ratio in found]
-    reach = [[ratio.median - ratio.low for _, ratio in found], [ratio.high - ratio.median for _, ratio in found]]
+    places = range(len(pairs))
+    medians = [ratio.median for _, ratio in pairs]
+    reach = [[ratio.median - ratio.low for _, ratio in pairs], [ratio.high - ratio.median for _, ratio in pairs]]
     axes.errorbar(medians, places, xerr=reach, fmt="o", color=colour, markersize=4, capsize=2)
     axes.axvline(1, color="black", linewidth=0.8)
     mean = geometric_mean(medians)
     assert mean is not None
     axes.axvline(mean, color=colour, linestyle="--", linewidth=1.2)
-    axes.set_yticks(places, [one.name for one, _ in found], fontsize=7)
-    axes.set_ylim(-0.7, len(found) - 0.3)
+    axes.set_yticks(places, [one.name for one, _ in pairs], fontsize=7)
+    axes.set_ylim(-0.7, len(pairs) - 0.3)
     axes.set_xscale("log")
-    low, high = min(1.0, *(ratio.low for _, ratio in found)) / 1.1, max(1.0, *(ratio.high for _, ratio in found)) * 1.1
+    low, high = min(1.0, *(ratio.low for _, ratio in pairs)) / 1.1, max(1.0, *(ratio.high for _, ratio in pairs)) * 1.1
     axes.set_xlim(low, high)
     ticks = [tick for tick in (_FINE_TICKS if high / low <= 2 else _TICKS) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
     axes.set_xticks([], minor=True)
     axes.grid(axis="x", alpha=0.3)
-    axes.set_title(f"{name}\ngeometric mean {mean:.2f} of {len(found)}", fontsize=10)
+    axes.set_title(f"{name}\ngeometric mean {mean:.2f} of {len(pairs)}", fontsize=10)

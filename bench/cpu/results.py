@@ -18,7 +18,7 @@ ONEDNN = ("torch", "torch-turned")
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a rival tells beside its time, as far as it can.
+    """Facts of a rival besides its time, as far as it has them.
 
     Attributes:
         predicted_seconds: what RATIONAL predicted of the kernel that ran when it was compiled, from the device file.
@@ -71,10 +71,10 @@ class OperatorResult(Struct, frozen=True, kw_only=True):
     def ratio(self, *who: str) -> Spread | None:
         """The time of the fastest of these as a multiple of ours; None where either side was struck out."""
         ours = self.entry("ours")
-        found = [entry for name in who if (entry := self.entry(name)) is not None]
-        if ours is None or not found:
+        entries = [entry for name in who if (entry := self.entry(name)) is not None]
+        if ours is None or not entries:
             return None
-        return min((ratios(each.rounds, ours.rounds) for each in found), key=lambda one: one.median)
+        return min((ratios(each.rounds, ours.rounds) for each in entries), key=lambda one: one.median)
 
 
 class Results(Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ class Unable(Exception):
 
 
 class NoRival(Exception):
-    """An operator that a rival does not compete in; nobody needs to be told."""
+    """An operator that a rival does not compete in; not an error."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Prepared:
     Attributes:
         bind: inputs by name, as the caller shapes them, to a call. All calls write the same output: PyTorch, which
             allocates it, gets the same memory each time.
-        facts: what is known of it beside its time; keys as in `bench.cpu.results.Entry`.
+        facts: what is known of it besides its time; keys as in `bench.cpu.results.Entry`.
         self_timed: the calls give their own seconds, and there is no output to check.
     """
 
@@ -147,13 +147,13 @@ def torch_other_layout(operator: Operator) -> Prepared:
         # The same values under the same indices: only the order in memory is another one.
         order, back = ((0, 3, 1, 2), (0, 2, 3, 1)) if layout == "NHWC" else ((0, 1, 2, 3), (0, 1, 2, 3))
         there = torch.contiguous_format if layout == "NHWC" else torch.channels_last
-        held = dict(tensors)
-        if layout == "NCHW" and "W" in held:
-            held["W"] = held["W"].contiguous(memory_format=there)
+        turned_tensors = dict(tensors)
+        if layout == "NCHW" and "W" in turned_tensors:
+            turned_tensors["W"] = turned_tensors["W"].contiguous(memory_format=there)
 
         def run() -> Any:
             turned_input = tensors["X"].permute(order).contiguous(memory_format=there).permute(back)
-            return bind({**held, "X": turned_input})().contiguous()
+            return bind({**turned_tensors, "X": turned_input})().contiguous()
 
         return run
 
@@ -180,10 +180,10 @@ def _torch(
 
 def metaschedule_rival(operator: Operator) -> Prepared:
     """The best schedule of a search that ``bench.cpu.tune`` has kept."""
-    from bench.cpu.tuned import found_in, read_tuned
+    from bench.cpu.tuned import read_tuned, search_in
 
     trials, path = int(operator.options["trials"]), Path(operator.options["tuned"])
-    tuning = found_in(read_tuned(path), operator.spec, trials) if path.exists() else None
+    tuning = search_in(read_tuned(path), operator.spec, trials) if path.exists() else None
     if tuning is None:
         raise Unable(f"not tuned over {trials} trials here: python -m bench.cpu.tune")
     if tuning.trace is None:
@@ -235,12 +235,12 @@ def bandwidth_limit(operator: Operator) -> Prepared:
         sources = [(machine.array(room), machine.array(read - copied)) for _ in operator.cpus]
 
         def core(arrays: tuple[Array, Array], target: Array, sink: Array) -> Callable[[], object]:
-            source, rest = arrays
+            source, second = arrays
 
             def work() -> None:
                 ctypes.memmove(target.ctypes.data, source.ctypes.data, copied)
                 if read > copied:
-                    machine.loops["read"](rest.ctypes.data, sink.ctypes.data, rest.size, 1)
+                    machine.loops["read"](second.ctypes.data, sink.ctypes.data, second.size, 1)
 
             return work
 
@@ -277,11 +277,11 @@ RIVALS: Mapping[str, Rival] = {
 def timed(calls: Iterator[Call], seconds: float, *, self_timed: bool) -> list[float]:
     """Seconds of calls one after the other for about so long, one at least; a first one, untimed, wakes the threads."""
     next(calls)()
-    found: list[float] = []
+    seconds_by_call: list[float] = []
     until = time.perf_counter() + seconds
-    while not found or time.perf_counter() < until:
+    while not seconds_by_call or time.perf_counter() < until:
         call = next(calls)
         start = time.perf_counter()
         result = call()
-        found.append(float(result) if self_timed else time.perf_counter() - start)
-    return found
+        seconds_by_call.append(float(result) if self_timed else time.perf_counter() - start)
+    return seconds_by_call

@@ -25,7 +25,7 @@ COLUMNS = {
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:
-    """What the times were taken on."""
+    """Machine that the times were taken on."""
     clock = "" if machine.clock_mhz is None else f", {machine.clock_mhz:.0f} MHz at the start"
     yield f"{machine.title} ({machine.llvm}), {machine.core_count} cores{clock}"
     vectors = ", ".join(machine.avx512) or "no AVX-512"
@@ -91,13 +91,13 @@ def struck_out_lines(results: Results) -> Iterator[str]:
     for one in results.operators:
         for entry in one.entries:
             if entry.reason:
-                operators.setdefault((entry.who, _told(entry)), []).append(one.name)
+                operators.setdefault((entry.who, _facts_text(entry)), []).append(one.name)
     for (who, reason), names in operators.items():
         which = f"all {len(names)}" if len(names) == len(results.operators) else ", ".join(names)
         yield f"{who} struck out: {reason} ({which})"
 
 
-def _told(entry: Entry) -> str:
+def _facts_text(entry: Entry) -> str:
     if entry.check is None or entry.check.passed:
         return entry.reason
     return f"{entry.reason} by {entry.check.relative_error:.1e}, allowed {entry.check.tolerance:.0e}"
@@ -117,10 +117,10 @@ def criteria_table(lines: Sequence[Criterion]) -> Table:
 
 def widest(results: Results) -> tuple[str, float] | None:
     """The time with the widest spread and its name; None where nothing was timed."""
-    found = [
+    spreads = [
         (f"{one.name} by {entry.who}", entry.time.width)
         for one in results.operators
         for entry in one.entries
         if entry.time is not None
     ]
-    return max(found, key=lambda pair: pair[1], default=None)
+    return max(spreads, key=lambda pair: pair[1], default=None)

@@ -26,14 +26,14 @@ def interleaved(
 
     Who fails is out at once and has no times: a few good rounds would compare it with other rounds of the others.
     """
-    found: dict[str, list[float]] = {name: [] for name in turns}
+    seconds_by_name: dict[str, list[float]] = {name: [] for name in turns}
     failed: dict[str, str] = {}
     for number in range(rounds):
         names = [name for name in turns if name not in failed]
         for name in turn(names, number):
             pause()
             try:
-                found[name].append(turns[name]())
+                seconds_by_name[name].append(turns[name]())
             except TurnError as error:
                 failed[name] = str(error)
-    return {name: seconds for name, seconds in found.items() if name not in failed}, failed
+    return {name: seconds for name, seconds in seconds_by_name.items() if name not in failed}, failed

@@ -27,7 +27,7 @@ Spec = Mapping[str, Any]
 
 
 class Searcher(Protocol):
-    """What searches: `bench.cpu.metaschedule.Tuner`, in tests another."""
+    """Search for schedules: `bench.cpu.metaschedule.Tuner`, in tests another."""
 
     def tune(self, expr: TensorExpr, trials: int) -> Tuning:
         """The best schedule of so many."""
@@ -52,23 +52,23 @@ def tune(
     Returns:
         How many searches failed. Nothing is kept of them, and the others go on.
     """
-    left = [(spec, trials) for spec, trials in todo if again or store.find(spec, trials) is None]
-    progress(f"{len(todo) - len(left)} of {len(todo)} searches are in {store.path.name}")
-    if not left:
+    missing = [(spec, trials) for spec, trials in todo if again or store.find(spec, trials) is None]
+    progress(f"{len(todo) - len(missing)} of {len(todo)} searches are in {store.path.name}")
+    if not missing:
         return 0
     search, failed = searcher(), 0
-    for spec, trials in left:
+    for spec, trials in missing:
         started = time.perf_counter()
         try:
-            found = search.tune(operator_from_data(dict(spec)), trials)
+            tuning = search.tune(operator_from_data(dict(spec)), trials)
         except Exception as error:
             failed += 1
             progress(f"{spec['name']}, {trials} trials: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
             continue
-        store.add(spec, found)
-        best = "none ran" if found.best_seconds is None else f"best {found.best_seconds * 1e6:.1f} µs"
+        store.add(spec, tuning)
+        best = "none ran" if tuning.best_seconds is None else f"best {tuning.best_seconds * 1e6:.1f} µs"
         took = time.perf_counter() - started
-        progress(f"{spec['name']}, {trials} trials: {best}, {found.failed} of {found.tried} failed, {took:.0f} s")
+        progress(f"{spec['name']}, {trials} trials: {best}, {tuning.failed} of {tuning.tried} failed, {took:.0f} s")
     return failed
 
 

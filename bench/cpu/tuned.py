@@ -1,4 +1,4 @@
-"""What MetaSchedule found, kept in the repository: one file per processor, threads and TVM version.
+"""Findings of MetaSchedule, kept in the repository: one file per processor, threads and TVM version.
 
 A file is rewritten as a whole after every operator, so that a search that is interrupted loses one operator at most.
 """
@@ -65,7 +65,7 @@ class Store:
         self._empty = TunedFile(format=FORMAT, cpu=cpu, llvm=llvm, threads=threads, tvm=tvm, operators={})
 
     def read(self) -> TunedFile:
-        """What there is; empty where there is no file yet.
+        """Contents of the file; empty where there is none yet.
 
         Raises:
             InputError: the file is damaged, or of another format.
@@ -74,14 +74,14 @@ class Store:
 
     def find(self, operator: Mapping[str, Any], trials: int) -> Tuning | None:
         """The search over that many trials, None if there was none for just this operator."""
-        return found_in(self.read(), operator, trials)
+        return search_in(self.read(), operator, trials)
 
     def add(self, operator: Mapping[str, Any], tuning: Tuning) -> None:
         """Keep a search; those of an operator that was something else under the same name go."""
         file = self.read()
         name = str(operator["name"])
-        known = file.operators.get(name)
-        searches = dict(known.searches) if known is not None and known.operator == operator else {}
+        entry = file.operators.get(name)
+        searches = dict(entry.searches) if entry is not None and entry.operator == operator else {}
         searches[str(tuning.trials)] = tuning
         operators = {**file.operators, name: TunedOperator(operator=dict(operator), searches=searches)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +99,13 @@ def read_tuned(path: Path) -> TunedFile:
     return read_file(path, TunedFile, FORMAT, "a file of bench/cpu/tuned", remedy)
 
 
-def found_in(file: TunedFile, operator: Mapping[str, Any], trials: int) -> Tuning | None:
+def search_in(file: TunedFile, operator: Mapping[str, Any], trials: int) -> Tuning | None:
     """The search over that many trials in a file, None if there was none for just this operator."""
-    known = file.operators.get(str(operator["name"]))
-    return known.searches.get(str(trials)) if known is not None and known.operator == operator else None
+    entry = file.operators.get(str(operator["name"]))
+    return entry.searches.get(str(trials)) if entry is not None and entry.operator == operator else None
 
 
 def slug(text: str) -> str:
     """A file's name of a processor's: ``AMD EPYC 9B45 znver5`` -> ``amd-epyc-9b45-znver5``."""
-    plain = re.sub(r"\((r|tm)\)", "", text.lower())
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+    text_without_marks = re.sub(r"\((r|tm)\)", "", text.lower())
+    return re.sub(r"[^a-z0-9]+", "-", text_without_marks).strip("-")

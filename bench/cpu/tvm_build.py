@@ -1,4 +1,4 @@
-"""How MetaSchedule's worker processes build candidates; imported there, so it needs nothing but TVM.
+"""Builds of candidates in MetaSchedule's worker processes; imported there, so it needs nothing but TVM.
 
 TVM's own function does the same after it has imported the matrix instructions of every GPU, which takes longer than a
 worker has on a slow core.

@@ -19,7 +19,7 @@ from bench.cpu.machine import pin
 
 
 class Worker:
-    """What one process holds: a rival, and the operator that it was last prepared for."""
+    """State of one process: a rival, and the operator that it was last prepared for."""
 
     def __init__(self, name: str, cpus: tuple[int, ...], options: Mapping[str, Any]) -> None:
         self.name, self.cpus, self.options = name, cpus, options
@@ -68,11 +68,11 @@ class Worker:
         worst = 0.0
         for number in request["checked"]:
             out = calls[number]()
-            found = out if isinstance(out, np.ndarray) else out.numpy()
+            output = out if isinstance(out, np.ndarray) else out.numpy()
             wanted = np.load(folder / f"expected{number}.npy")
-            if found.size != wanted.size:
-                raise ValueError(f"the output has {found.size} elements, not {wanted.size}")
-            worst = max(worst, relative_error(found.reshape(wanted.shape), wanted))
+            if output.size != wanted.size:
+                raise ValueError(f"the output has {output.size} elements, not {wanted.size}")
+            worst = max(worst, relative_error(output.reshape(wanted.shape), wanted))
         tolerance = float(request["tolerance"])
         return {"relative_error": worst, "tolerance": tolerance, "passed": worst <= tolerance}
 
@@ -82,12 +82,12 @@ class Worker:
         return {"seconds": statistics.median(timed(self._calls, seconds, self_timed=self._self_timed))}
 
 
-def relative_error(found: Any, wanted: Any) -> float:
+def relative_error(output: Any, wanted: Any) -> float:
     """Largest |found - wanted| / (|wanted| + rms of wanted), as for bundles; the largest float if not finite."""
     import numpy as np
 
     scale = np.abs(wanted) + np.sqrt(np.mean(np.square(wanted)))
-    error = float(np.max(np.abs(found.astype(np.float64) - wanted) / np.maximum(scale, 1e-300)))
+    error = float(np.max(np.abs(output.astype(np.float64) - wanted) / np.maximum(scale, 1e-300)))
     return error if np.isfinite(error) else sys.float_info.max
 
 

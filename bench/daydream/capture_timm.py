@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hal.support.errors import InputError
 
 
-class Outcome(NamedTuple):
+class NetworkOutcome(NamedTuple):
     """One network: its name, how many operators its step has, and what went wrong, empty if nothing."""
 
     name: str
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     failure: str
 
 
-def attempt(mode: str, name: str) -> Outcome:
+def attempt(mode: str, name: str) -> NetworkOutcome:
     """Captures one network's step."""
     import torch
 
@@ -34,13 +34,13 @@ def attempt(mode: str, name: str) -> Outcome:
     try:
         capture = captured(f"timm:{name}", CaptureOptions(batch=2, mode=mode, dtype="amp"))
     except InputError as error:
-        return Outcome(name, 0, str(error))
+        return NetworkOutcome(name, 0, str(error))
     except Exception as error:
-        return Outcome(name, 0, f"not told in one line: {type(error).__name__}: {error}"[:300])
-    return Outcome(name, len(capture.operators), "")
+        return NetworkOutcome(name, 0, f"not told in one line: {type(error).__name__}: {error}"[:300])
+    return NetworkOutcome(name, len(capture.operators), "")
 
 
-def attempts(names: Sequence[str], mode: str, workers: int) -> Iterator[Outcome]:
+def attempts(names: Sequence[str], mode: str, workers: int) -> Iterator[NetworkOutcome]:
     """Outcomes in the order in which they come, from so many processes."""
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=100) as pool:
         yield from pool.imap_unordered(partial(attempt, mode), names)

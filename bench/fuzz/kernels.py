@@ -83,7 +83,7 @@ class Kernel:
             met.setdefault(name, set()).update(self._productions(part.problem))
         if self.program.algorithm not in ALGORITHMS_BY_LOWERING:
             met.setdefault(self.program.algorithm, set()).update(self._productions(self.program.form))
-        return {name: sorted(found) for name, found in met.items()}
+        return {name: sorted(met_names) for name, met_names in met.items()}
 
     def _productions(self, problem: Problem) -> frozenset[str]:
         """Those of what one kernel computes; of attention, what it is asked for."""

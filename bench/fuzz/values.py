@@ -67,7 +67,6 @@ class Inputs:
     Attributes:
         shapes: of every input.
         dtypes: of inputs whose dtype is not the operator's.
-        integers: inputs of integers.
     """
 
     shapes: dict[str, list[int]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The calls into hal.microbench and roller.profile.profile, each in one function, so that a change there has one place
 here.
 
-What hal needs for device files is msgspec, which a GPU machine may lack: prepare.py carries it beside the bundles
+What hal needs for device files is msgspec, which a GPU machine may lack: prepare.py carries it along with the bundles
 (`carried`).
 """
 
@@ -24,7 +24,7 @@ def carried(bundles: Path | None) -> None:
 
 
 def microbench(device: str, progress: Callable[[str], None]) -> dict[str, Any]:
-    """What ``roller microbench`` measures, in less time than it takes by itself.
+    """Measurements of ``roller microbench``, in less time than it takes by itself.
 
     Returns:
         ``measurements`` by key, ``failures`` by quantity, and ``device``, the device file that they make, or null with
@@ -40,12 +40,12 @@ def microbench(device: str, progress: Callable[[str], None]) -> dict[str, Any]:
     settings = Settings(repeats=7, target_seconds=2e-3, long_seconds=3.0)
     run = measure_gpu(launcher, settings=settings, progress=progress)
     figures: dict[str, Any] = {
-        "measurements": {key: _without_samples(found.record()) for key, found in run.found.items()},
+        "measurements": {key: _without_samples(measurement.record()) for key, measurement in run.measurements.items()},
         "failures": run.failures,
         "device": None,
     }
     try:
-        figures["device"] = toml_text(spec_from(launcher.board, run.found))
+        figures["device"] = toml_text(spec_from(launcher.board, run.measurements))
     except ValueError as error:  # a number that every device file has could not be measured
         figures["device_error"] = str(error)
     return figures
@@ -53,9 +53,9 @@ def microbench(device: str, progress: Callable[[str], None]) -> dict[str, Any]:
 
 def _without_samples(record: dict[str, Any]) -> dict[str, Any]:
     """Medians and spread are enough here; infinities, which JSON lacks, become null."""
-    kept = {key: value for key, value in record.items() if key != "samples"}
+    fields = {key: value for key, value in record.items() if key != "samples"}
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in kept.items()
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in fields.items()
     }
 
 
@@ -72,10 +72,10 @@ def profiled(bundle: Path, device: int) -> list[dict[str, Any]]:
     options = ProfileOptions(measure=MeasureOptions(repeats=10, warmup_seconds=0.2, limit_seconds=0.5))
     runner = GpuRunner(device, options.measure)
     try:
-        found = profile_bundle(bundle, runner, runner.board(), options)
+        profile = profile_bundle(bundle, runner, runner.board(), options)
     finally:
         runner.close()
-    return [_kernel_record(kernel) for kernel in found.kernels]
+    return [_kernel_record(kernel) for kernel in profile.kernels]
 
 
 def _kernel_record(kernel: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _kernel_record(kernel: Any) -> dict[str, Any]:
 
 
 def kind_of(bundle: Path, kernel: dict[str, Any]) -> str:
-    """What a kernel of a bundle multiplies by and how its operands come: ``wgmma_64xNx16, clusters of 2``; of a chain
+    """Instruction of a kernel of a bundle and the way of its operands: ``wgmma_64xNx16, clusters of 2``; of a chain
     the algorithm."""
     policy = str(kernel.get("policy", ""))
     if kernel.get("launches"):

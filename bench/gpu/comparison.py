@@ -1,4 +1,4 @@
-"""What a harvest says of kernels: our times beside the vendor's, predictions beside measurements."""
+"""Figures of a harvest on kernels: our times against the vendor's, predictions against measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.gpu.results import Candidate, OperatorResult, ProfileResult, Results
 #: How much longer than the library a kernel may take to count as within so many per cent of it.
 WITHIN = (0.05, 0.10, 0.50)
 
-#: Who else computes operators; attention has two kinds of the library's kernels beside its choice.
+#: Who else computes operators; attention has two kinds of the library's kernels besides its choice.
 RIVALS = ("library", "flash", "cudnn", "compile", "triton")
 
 #: A prediction further off than this is to be explained or mended.
@@ -35,7 +35,7 @@ class Duel:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How our kernels stand against one rival. Shares are of `count` operators.
+    """Standing of our kernels against one rival. Shares are of `count` operators.
 
     Attributes:
         better: share that is at least as fast.
@@ -111,7 +111,7 @@ def standings(results: Results) -> list[Standing]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """How right the predictions for a kind of operator are, over all its kernels that ran.
+    """Errors of the predictions for a kind of operator, over all its kernels that ran.
 
     Attributes:
         mean_error: mean of |predicted - measured| / measured.
@@ -175,7 +175,7 @@ class Miss:
 
 def misses(results: Results) -> list[Miss]:
     """Every first kernel of a bundle whose prediction is far off, the worst first."""
-    found = [
+    first_kernels = [
         Miss(
             key=profile.key, rank=kernel.rank, kind=kernel.kind, predicted=kernel.predicted_seconds,
             measured=kernel.cold.median,
@@ -184,7 +184,7 @@ def misses(results: Results) -> list[Miss]:
         for kernel in profile.kernels
         if kernel.cold and kernel.rank == 1
     ]  # fmt: skip
-    far = [miss for miss in found if abs(miss.ratio - 1) > FAR_OFF]
+    far = [miss for miss in first_kernels if abs(miss.ratio - 1) > FAR_OFF]
     return sorted(far, key=lambda miss: abs(math.log(miss.ratio)), reverse=True)
 
 

@@ -53,7 +53,7 @@ def parts(problem: Problem, most_flop: float) -> list[tuple[int, int]]:
 def check(
     problem: Problem, inputs: Mapping[str, Tensor], out: Tensor, precision: str, most_flop: float, slack: float = 1.0
 ) -> dict[str, Any]:
-    """How far `out` is from the operator evaluated in float64 on these inputs; `slack` multiplies the tolerance.
+    """Error of `out` to the operator evaluated in float64 on these inputs; `slack` multiplies the tolerance.
 
     Returns:
         ``relative_error`` (null where it is not finite), ``tolerance``, ``passed`` and ``share``, the part of the
@@ -80,7 +80,7 @@ def check(
     }
 
 
-def _distance(found: Tensor, wanted: Tensor) -> float:
+def _distance(output: Tensor, wanted: Tensor) -> float:
     scale = wanted.abs() + wanted.square().mean().sqrt()
-    error = ((found - wanted).abs() / scale.clamp_min(1e-300)).max()
+    error = ((output - wanted).abs() / scale.clamp_min(1e-300)).max()
     return math.inf if math.isnan(float(error)) else float(error)

@@ -227,7 +227,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def dry_bundles(out: Path, most: int | None) -> Path:
-    """Bundles for the fake, beside the results of a dry run: one right kernel and one wrong one each."""
+    """Bundles for the fake, in the folder of a dry run's results: one right kernel and one wrong one each."""
     from bench.gpu.fakes import write_bundle
     from bench.gpu.sections import first_problems
 

@@ -1,4 +1,4 @@
-"""What a harvest has measured: a journal that survives being killed, results.json made of it, archives of traces.
+"""Measurements of a harvest: a journal that survives being killed, results.json made of it, archives of traces.
 
 The journal (``journal.jsonl``) gets one line per finished item, in one write that is flushed to disk; a line cut off by
 a kill is dropped when it is read. An item that was begun and never finished has crashed or hung its process, and is
@@ -65,16 +65,16 @@ class Journal:
             self._note(entry["name"], entry["value"])
 
     def _note(self, name: str, value: Any) -> None:
-        known = self._notes.get(name)
-        if isinstance(known, dict) and isinstance(value, dict):
-            known.update(value)
-        elif isinstance(known, list) and isinstance(value, list):
-            known.extend(value)
+        note = self._notes.get(name)
+        if isinstance(note, dict) and isinstance(value, dict):
+            note.update(value)
+        elif isinstance(note, list) and isinstance(value, list):
+            note.extend(value)
         else:
             self._notes[name] = value
 
     def done(self, section: str, key: str) -> bool:
-        """Whether the item was measured or has failed."""
+        """True if the item was measured or has failed."""
         return (section, key) in self._items
 
     def begin(self, section: str, key: str) -> None:
@@ -89,7 +89,7 @@ class Journal:
         self._append({"kind": "item", "section": section, "key": key, "item": item})
 
     def note(self, name: str, value: Any) -> None:
-        """Keep something beside the items; dictionaries of one name are merged, lists are joined."""
+        """Keep something besides the items; dictionaries of one name are merged, lists are joined."""
         self._note(name, value)
         self._append({"kind": "note", "name": name, "value": value})
 
@@ -109,13 +109,13 @@ class Journal:
         return len(failed)
 
     def noted(self, name: str) -> Any:
-        """What was kept under a name, or None."""
+        """Value kept under a name, or None."""
         return self._notes.get(name)
 
     def items(self, section: str) -> list[Item]:
         """The items of a section that were measured, each with its ``key``, in the order of their first line."""
-        found = [(key, item) for (name, key), item in self._items.items() if name == section]
-        return [{"key": key, **item} for key, item in found if not item.get("error")]
+        entries = [(key, item) for (name, key), item in self._items.items() if name == section]
+        return [{"key": key, **item} for key, item in entries if not item.get("error")]
 
     def _append(self, entry: Item) -> None:
         data = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -169,10 +169,10 @@ SMALL_GPT2 = Sizes(layers=2, hidden=16, heads=2, vocabulary=40, positions=12, le
 MODELS = ("resnet50", "bert-large", "gpt2-medium")
 
 
-def training(name: str, batch: int, device: str, *, small: bool = False, own: bool = False) -> Training:
+def training(name: str, batch: int, device: str, *, small: bool = False, is_local: bool = False) -> Training:
     """A model on a device, in training mode, with a batch of random inputs.
 
-    `small` is for tests on the CPU; `own` takes the definitions here even where transformers is installed.
+    `small` is for tests on the CPU; `is_local` takes the definitions here even where transformers is installed.
     """
     torch.manual_seed(0)
     with torch.device(device):
@@ -180,7 +180,7 @@ def training(name: str, batch: int, device: str, *, small: bool = False, own: bo
             return _resnet(batch, small)
         causal = name == "gpt2-medium"
         sizes = (SMALL_GPT2 if causal else SMALL_BERT) if small else (GPT2_MEDIUM if causal else BERT_LARGE)
-        return _transformer(sizes, batch, own)
+        return _transformer(sizes, batch, is_local)
 
 
 def _resnet(batch: int, small: bool) -> Training:
@@ -194,14 +194,14 @@ def _resnet(batch: int, small: bool) -> Training:
     return Training(model.train(), loss, "bench.gpu.models", (images,))
 
 
-def _transformer(sizes: Sizes, batch: int, own: bool) -> Training:
+def _transformer(sizes: Sizes, batch: int, is_local: bool) -> Training:
     ids = torch.randint(0, sizes.vocabulary, (batch, sizes.length))
     try:
-        if own:
+        if is_local:
             raise ImportError("not wanted")
         model, definition, loss = _from_library(sizes, ids)
     except Exception:  # missing, or of a version whose names have changed
-        model, definition, loss = Transformer(sizes), "bench.gpu.models", _own_loss(sizes, ids)
+        model, definition, loss = Transformer(sizes), "bench.gpu.models", _loss_of(sizes, ids)
     return Training(model.train(), loss, definition)
 
 
@@ -228,7 +228,7 @@ def _from_library(sizes: Sizes, ids: Tensor) -> tuple[nn.Module, str, Callable[[
     return model, f"transformers {library.__version__}", loss
 
 
-def _own_loss(sizes: Sizes, ids: Tensor) -> Callable[[Any], Tensor]:
+def _loss_of(sizes: Sizes, ids: Tensor) -> Callable[[Any], Tensor]:
     spans = torch.randint(0, sizes.length, (len(ids), 2))
 
     def loss(model: Any) -> Tensor:

@@ -24,7 +24,7 @@ from hal.support.errors import InputError  # noqa: E402
 
 #: Below what is carried to GPU machines, with room for the checkout.
 MOST_MIB = 48
-#: What hal needs beside NumPy, for the Pythons that GPU machines have.
+#: What hal needs besides NumPy, for the Pythons that GPU machines have.
 CARRIED = ("msgspec",)
 PYTHONS = ("311", "312", "313")
 
@@ -55,9 +55,9 @@ def main(
     except InputError as error:
         click.echo(f"prepare: {error}", err=True)
         sys.exit(2)
-    kept = len(list(out.glob("*/*/*/manifest.json")))
+    bundle_count = len(list(out.glob("*/*/*/manifest.json")))
     size = directory_bytes(out) / (1 << 20)
-    click.echo(f"{kept} bundles, {size:.1f} MiB, {dropped} kernels left out, in {out}")
+    click.echo(f"{bundle_count} bundles, {size:.1f} MiB, {dropped} kernels left out, in {out}")
 
 
 def _run(command: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ def carry_packages(out: Path, run: Run = _run) -> None:
 
 
 def directory_bytes(directory: Path) -> int:
-    """What the files in a folder take together."""
+    """Bytes of all files in a folder."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -125,8 +125,8 @@ def _drop_last(path: Path, manifest: dict[str, Any]) -> None:
 
     last = manifest["kernels"].pop()
     write_atomic(path, json.dumps(manifest, indent=2) + "\n")
-    kept = {name for kernel in manifest["kernels"] for name in _files(kernel)}
-    for name in _files(last) - kept - {None}:
+    used = {name for kernel in manifest["kernels"] for name in _files(kernel)}
+    for name in _files(last) - used - {None}:
         (path.parent / name).unlink(missing_ok=True)
 
 

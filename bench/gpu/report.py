@@ -1,4 +1,4 @@
-"""``python bench/gpu/report.py DIR``: tables and plots of a harvest, as ``report.md`` and PNGs beside its results."""
+"""``python bench/gpu/report.py DIR``: tables and plots of a harvest, as ``report.md`` and PNGs in its folder."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hal.support.errors import InputError
 
 
 class _Timed(Struct, frozen=True, kw_only=True):
-    """What ran, checked and timed. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
+    """Result of a run, checked and timed. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
 
     Attributes:
         cold, warm: after L2 was flushed; as one of several calls in a row.
@@ -49,7 +49,7 @@ class KernelResult(_Timed, frozen=True, kw_only=True):
 
 
 class _OfSuite(Struct, frozen=True, kw_only=True):
-    """What is known of an operator of a suite."""
+    """Known facts of an operator of a suite."""
 
     key: str
     suite: str
@@ -94,7 +94,7 @@ class TrainingResult(Struct, frozen=True, kw_only=True):
 
 
 class MicrobenchResult(Struct, frozen=True, kw_only=True):
-    """What hal.microbench found, as it gave it."""
+    """Results of hal.microbench, as it gave them."""
 
     key: str
     figures: dict[str, Any]
@@ -102,7 +102,7 @@ class MicrobenchResult(Struct, frozen=True, kw_only=True):
 
 
 class SectionSummary(Struct, frozen=True, kw_only=True):
-    """How far a section has come; ``until`` tells runs apart."""
+    """Progress of a section; ``until`` tells runs apart."""
 
     done: int
     failed: int

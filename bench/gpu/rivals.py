@@ -56,15 +56,15 @@ def rivals(machine: Machine, problem: Problem, bundle: Path | None, rank: int, *
         if problem.op in CONTRACTIONS and machine.supports("tf32"):
             precisions.append("tf32")
         precisions.append("float16")
-    found = [_ours(machine, problem, bundle, rank)] if bundle is not None else []
-    found += [Rival(LIBRARY, precision, problem.bind) for precision in precisions]
+    contenders = [_ours(machine, problem, bundle, rank)] if bundle is not None else []
+    contenders += [Rival(LIBRARY, precision, problem.bind) for precision in precisions]
     if problem.op == "attention":
-        found += [Rival(name, problem.dtype, _attention(problem, backend)) for name, backend in ATTENTION.items()]
+        contenders += [Rival(name, problem.dtype, _attention(problem, backend)) for name, backend in ATTENTION.items()]
     if compiled:
-        found.append(Rival(COMPILE, problem.dtype, lambda inputs: machine.compile(problem.bind(inputs))))
+        contenders.append(Rival(COMPILE, problem.dtype, lambda inputs: machine.compile(problem.bind(inputs))))
     if problem.op in ("matmul", "batch_matmul") and not problem.spec.get("epilogue"):
-        found += [Rival(TRITON, precision, _triton(machine, problem, precision)) for precision in precisions]
-    return found
+        contenders += [Rival(TRITON, precision, _triton(machine, problem, precision)) for precision in precisions]
+    return contenders
 
 
 def _attention(problem: Problem, backend: str) -> Callable[[Inputs], Run]:
@@ -169,7 +169,7 @@ def compare(machine: Machine, problem: Problem, bundles: Path | None, rank: int,
 
 
 def described(problem: Problem) -> dict[str, Any]:
-    """What every item says of its operator."""
+    """Facts of its operator that every item has."""
     return {
         "suite": problem.suite,
         "operator": problem.name,
@@ -210,5 +210,5 @@ def check_of(
 
 
 def is_generated(problem: Problem) -> bool:
-    """Whether torch.compile has something to do for an operator, beyond calling the library."""
+    """True if torch.compile has something to do for an operator, beyond calling the library."""
     return problem.op in GENERATED or bool(problem.spec.get("epilogue"))

@@ -29,7 +29,7 @@ COMPILED_PER_KIND = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest:
-    """What all sections share.
+    """Common state of all sections.
 
     Attributes:
         small: cut everything down, for tests.
@@ -75,7 +75,7 @@ class Section:
     """Of the harvest and of a function that tells the seconds which the section has left."""
 
 
-def microbench_tasks(harvest: Harvest, left: Callable[[], float]) -> Iterator[Task]:
+def microbench_tasks(harvest: Harvest, remaining: Callable[[], float]) -> Iterator[Task]:
     """Everything that hal.microbench measures, as one item."""
 
     def run() -> Item:
@@ -87,7 +87,7 @@ def microbench_tasks(harvest: Harvest, left: Callable[[], float]) -> Iterator[Ta
     yield Task("board", run, 5.0)
 
 
-def profile_tasks(harvest: Harvest, left: Callable[[], float]) -> Iterator[Task]:
+def profile_tasks(harvest: Harvest, remaining: Callable[[], float]) -> Iterator[Task]:
     """Each carried bundle: its kernels checked, timed in turns, ranked by what they took."""
     for problem in harvest.problems():
         bundle = bundle_of(harvest.bundles, harvest.machine.architecture, problem.suite, problem.name)
@@ -146,27 +146,27 @@ def profile(machine: Machine, problem: Problem, bundle: Path) -> Item:
     return {**described(problem), "device": manifest["device"], "kernels": ordered}
 
 
-def operator_tasks(harvest: Harvest, left: Callable[[], float]) -> Iterator[Task]:
+def operator_tasks(harvest: Harvest, remaining: Callable[[], float]) -> Iterator[Task]:
     """Each operator by everything that computes it."""
     fastest = {one["key"]: one["kernels"][0]["rank"] for one in harvest.journal.items("profile") if one["kernels"]}
-    compile_left = COMPILE_SHARE * left()
+    compile_seconds = COMPILE_SHARE * remaining()
     compiled_of: dict[str, int] = {}
     for problem in harvest.problems():
         key = f"{problem.suite}/{problem.name}"
         compiled_of[problem.op] = compiled_of.get(problem.op, 0) + 1
         wanted = is_generated(problem) or compiled_of[problem.op] <= COMPILED_PER_KIND
-        compiled = wanted and compile_left > 0
+        compiled = wanted and compile_seconds > 0
         started = time.perf_counter()
         yield Task(key, _compare(harvest, problem, fastest.get(key, 1), compiled), 1.0)
         if compiled:
-            compile_left -= time.perf_counter() - started
+            compile_seconds -= time.perf_counter() - started
 
 
 def _compare(harvest: Harvest, problem: Problem, rank: int, compiled: bool) -> Callable[[], Item]:
     return lambda: compare(harvest.machine, problem, harvest.bundles, rank, compiled=compiled)
 
 
-def training_tasks(harvest: Harvest, left: Callable[[], float]) -> Iterator[Task]:
+def training_tasks(harvest: Harvest, remaining: Callable[[], float]) -> Iterator[Task]:
     """Each model, batch size and variant."""
     for one in configurations(harvest.machine.supports, small=harvest.small):
         yield Task(one.key, _train(harvest, one), 45.0 if one.variant.compiled else 8.0)
@@ -174,7 +174,9 @@ def training_tasks(harvest: Harvest, left: Callable[[], float]) -> Iterator[Task
 
 def _train(harvest: Harvest, one: Any) -> Callable[[], Item]:
     def run() -> Item:
-        return measure(harvest.machine, one, harvest.journal.directory, small=harvest.small, own=harvest.own_models)
+        return measure(
+            harvest.machine, one, harvest.journal.directory, small=harvest.small, is_local=harvest.own_models
+        )
 
     return run
 
@@ -206,13 +208,13 @@ def run_section(harvest: Harvest, section: Section, seconds: float, say: Callabl
     counts = {"done": 0, "failed": 0, "left_out": 0}
     pace = _Pace()
 
-    def left() -> float:
+    def remaining() -> float:
         return seconds - (time.perf_counter() - started)
 
-    for task in section.tasks(harvest, left):
+    for task in section.tasks(harvest, remaining):
         if journal.done(section.name, task.key):
             counts["done"] += 1
-        elif left() < pace.of(task.expected_seconds):
+        elif remaining() < pace.of(task.expected_seconds):
             counts["left_out"] += 1
         else:
             before = time.perf_counter()
@@ -233,7 +235,7 @@ def run_section(harvest: Harvest, section: Section, seconds: float, say: Callabl
 
 
 class _Pace:
-    """How long items take as a multiple of what was expected of them, once there are some."""
+    """Times of items as a multiple of what was expected of them, once there are some."""
 
     def __init__(self) -> None:
         self._expected, self._took, self._count = 0.0, 0.0, 0

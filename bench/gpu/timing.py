@@ -103,7 +103,7 @@ def _rounds(machine: Machine, contenders: Sequence[Contender], rounds: int, *, f
             end.record()
             pairs[one.name].append((start, end))
     machine.synchronize()
-    return {name: [start.seconds_until(end) for start, end in found] for name, found in pairs.items()}
+    return {name: [start.seconds_until(end) for start, end in readings] for name, readings in pairs.items()}
 
 
 def warm_up(machine: Machine, run: Run, seconds: float) -> None:

@@ -31,13 +31,13 @@ def _worth_compiling(configs: list[Any], named_args: dict[str, Any], **more: Any
     minutes: without matrix units a step's multiply-adds are written out one by one."""
     width = named_args["a"].element_size()
     ieee = width == 4 and more.get("KIND", named_args.get("KIND")) != "tf32"
-    found = []
+    fitting = []
     for config in configs:
         m, n, k = (config.kwargs[key] for key in ("BM", "BN", "BK"))
         fits = (m + n) * k * width * config.num_stages <= 200 << 10
         if fits and not (ieee and m * n * k > 128 * 128 * 32):
-            found.append(config)
-    return found
+            fitting.append(config)
+    return fitting
 
 
 def _bench(call: Any, quantiles: Any) -> Any:
@@ -84,16 +84,16 @@ def _kernel(  # noqa: PLR0917
 
 
 def matmul(a: Any, b: Any, tf32: bool) -> Any:
-    """``a @ b`` for matrices or batches of them, any strides; float32 products round to TF32 only if told to."""
+    """``a @ b`` for matrices or batches of them, any strides; float32 products round to TF32 only with ``tf32``."""
     single = a.dim() == 2
-    left, right = (a[None], b[None]) if single else (a, b)
-    batch, m, k = left.shape
-    n = right.shape[-1]
+    a3, b3 = (a[None], b[None]) if single else (a, b)
+    batch, m, k = a3.shape
+    n = b3.shape[-1]
     out = torch.empty((batch, m, n), device=a.device, dtype=a.dtype)
     kind = "tf32" if tf32 else str(a.dtype)[6:]
 
     def grid(sizes: dict[str, int]) -> tuple[int, int]:
         return (triton.cdiv(m, sizes["BM"]) * triton.cdiv(n, sizes["BN"]), batch)
 
-    _kernel[grid](left, right, out, m, n, k, *left.stride(), *right.stride(), *out.stride(), KIND=kind)
+    _kernel[grid](a3, b3, out, m, n, k, *a3.stride(), *b3.stride(), *out.stride(), KIND=kind)
     return out[0] if single else out

@@ -1,4 +1,4 @@
-"""What-ifs against ground truth: Daydream's prediction from the baseline's trace beside the step that was measured."""
+"""What-ifs against ground truth: Daydream's prediction from the baseline's trace against the measured step."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def ask_daydream(trace: Path, passes: Sequence[str]) -> dict[str, object] | str:
 def what_ifs(results: Results, directory: Path, ask: Ask = ask_daydream) -> list[WhatIf]:
     """Every variant whose baseline was traced and that a pass stands for, in the order of the harvest."""
     baselines = {(one.model, one.batch): one for one in results.training if one.variant == "baseline" and one.trace}
-    found = []
+    answers = []
     with tempfile.TemporaryDirectory() as scratch:
         for one in results.training:
             before = baselines.get((one.model, one.batch))
             if before is not None and one.variant in PASSES:
-                found.append(_what_if(before, one, directory, Path(scratch), ask))
-    return found
+                answers.append(_what_if(before, one, directory, Path(scratch), ask))
+    return answers
 
 
 def _what_if(before: TrainingResult, after: TrainingResult, directory: Path, scratch: Path, ask: Ask) -> WhatIf:

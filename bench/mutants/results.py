@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.mutants.verdicts import Outcome
+from bench.mutants.verdicts import MutantOutcome
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
 
@@ -32,7 +32,7 @@ class Results(msgspec.Struct, kw_only=True, frozen=True):
     seed: int
     kernels: dict[str, int]
     mutations: dict[str, int]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[MutantOutcome, ...]
     failed: tuple[str, ...] = ()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bench.mutants.corpus import Specimen, cases_of, specimens_of
 from bench.mutants.results import Results
-from bench.mutants.verdicts import Outcome, batches_of, drawn, judged
+from bench.mutants.verdicts import MutantOutcome, batches_of, drawn, judged
 from bench.suites import suite_names, suite_path
 from codegen.verify.emulator import EmulatorError
 from hal.support.errors import InputError
@@ -86,7 +86,7 @@ def run(plan: Plan) -> Results:
         for specimen in specimens
         for batch in batches_of(specimen, drawn(specimen, plan.kinds, plan.sample, draw))
     ]
-    outcomes: list[Outcome] = []
+    outcomes: list[MutantOutcome] = []
     total = sum(len(batch.mutations) for batch in batches)
     with ThreadPoolExecutor(plan.jobs) as pool, _progress("mutants", total) as advance:
         for judgement in judged(batches, pool, advance):

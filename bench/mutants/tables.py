@@ -12,7 +12,7 @@ from rich.table import Table
 from bench.accuracy.page import markdown
 from bench.mutants.mutations import KINDS, OTHER_KINDS, SYNC_KINDS
 from bench.mutants.results import Results
-from bench.mutants.verdicts import Outcome, counted
+from bench.mutants.verdicts import MutantOutcome, counted
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
 from roller.text.quantities import count_text
@@ -75,7 +75,7 @@ def _share(part: int, total: int) -> str:
 _VERDICT_COLUMNS = ("mutants", "noticed", "harmless", "needless", "missed", "share")
 
 
-def _verdicts(outcomes: Sequence[Outcome]) -> list[str]:
+def _verdicts(outcomes: Sequence[MutantOutcome]) -> list[str]:
     """The cells of :data:`_VERDICT_COLUMNS`: the share is that of those not shown to be harmless."""
     if not outcomes:
         return [""] * len(_VERDICT_COLUMNS)
@@ -122,7 +122,7 @@ def _missed(results: Results) -> Table:
     table = Table(title="Missed", box=None, pad_edge=False)
     for column in ("operator", "device", "kernel", "mutation", "change", "text"):
         table.add_column(column, overflow="fold")
-    key: Callable[[Outcome], tuple[str, ...]] = lambda each: (each.kernel, each.kind, each.operator, each.device)  # noqa: E731
+    key: Callable[[MutantOutcome], tuple[str, ...]] = lambda each: (each.kernel, each.kind, each.operator, each.device)  # noqa: E731
     for outcome in sorted((each for each in results.outcomes if each.verdict == "missed"), key=key):
         part = f".{outcome.part + 1}" if outcome.part else ""
         table.add_row(

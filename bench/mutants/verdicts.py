@@ -42,7 +42,7 @@ _CHECKS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class MutantOutcome:
     """Outcome of one mutant.
 
     Attributes:
@@ -74,7 +74,7 @@ class Outcome:
         return self.kind in SYNC_KINDS
 
 
-class _Run(NamedTuple):
+class _MutantRun(NamedTuple):
     """A variant that was run: why it failed (empty: it did not), its output with its guard, the emulation."""
 
     reason: str
@@ -113,7 +113,7 @@ class _Variants:
     sources: Sequence[str]
     text: str
 
-    def run(self, number: int, most_steps: int | None = None) -> _Run:
+    def run(self, number: int, most_steps: int | None = None) -> _MutantRun:
         """One variant."""
         kernel = self.specimen.kernel
         chosen = np.array([number], np.int32)
@@ -133,8 +133,8 @@ class _Variants:
                 maps=kernel.maps,
             )
         except EmulatorError as error:
-            return _Run(str(error))
-        return _Run("", kernel.values(emulation.outputs[0]), emulation)
+            return _MutantRun(str(error))
+        return _MutantRun("", kernel.values(emulation.outputs[0]), emulation)
 
 
 def batches_of(specimen: Specimen, mutations: Sequence[Mutation]) -> Iterator[Batch]:
@@ -163,7 +163,7 @@ def drawn(specimen: Specimen, kinds: Sequence[str], sample: int, draw: random.Ra
     return chosen + picked
 
 
-def outcomes_of(batch: Batch, lowering: threading.Lock) -> list[Outcome]:
+def outcomes_of(batch: Batch, lowering: threading.Lock) -> list[MutantOutcome]:
     """Run a batch: first the kernel as it is, then its mutants; what survives is shown to be harmless, or missed.
 
     Args:
@@ -194,9 +194,9 @@ def outcomes_of(batch: Batch, lowering: threading.Lock) -> list[Outcome]:
     return outcomes
 
 
-def _outcome(specimen: Specimen, mutation: Mutation, verdict: str, by: str, message: str) -> Outcome:
+def _outcome(specimen: Specimen, mutation: Mutation, verdict: str, by: str, message: str) -> MutantOutcome:
     case, source = specimen.case, specimen.kernel.source
-    return Outcome(
+    return MutantOutcome(
         operator=case.operator,
         device=case.device,
         rank=case.rank,
@@ -212,7 +212,7 @@ def _outcome(specimen: Specimen, mutation: Mutation, verdict: str, by: str, mess
     )
 
 
-def _noticed(specimen: Specimen, unchanged: _Run, run: _Run, lowering: threading.Lock) -> tuple[str, str]:
+def _noticed(specimen: Specimen, unchanged: _MutantRun, run: _MutantRun, lowering: threading.Lock) -> tuple[str, str]:
     """By which check a mutant was noticed, and what it said; two empty texts where it was not."""
     if run.flat is None:
         names = (name for name, pattern in _CHECKS if re.search(pattern, run.reason))
@@ -266,11 +266,13 @@ def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) 
             yield position, "same accesses and values"
 
 
-def judged(batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]) -> Iterator[list[Outcome] | str]:
+def judged(
+    batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]
+) -> Iterator[list[MutantOutcome] | str]:
     """Outcomes of all batches, in their order; of one whose kernel fails by itself the reason."""
     lowering = threading.Lock()
 
-    def run(batch: Batch) -> list[Outcome] | str:
+    def run(batch: Batch) -> list[MutantOutcome] | str:
         try:
             return outcomes_of(batch, lowering)
         except EmulatorError as error:
@@ -283,7 +285,7 @@ def judged(batches: Sequence[Batch], pool: Executor, advance: Callable[[int], No
     yield from pool.map(run, batches[1:])
 
 
-def counted(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
+def counted(outcomes: Iterable[MutantOutcome]) -> Mapping[str, int]:
     """Number of outcomes with each verdict."""
     verdicts = [outcome.verdict for outcome in outcomes]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}

@@ -33,7 +33,7 @@ def json_of(value: object) -> Any:
 
 
 def _is_default(field: Field[Any], value: object) -> bool:
-    """Whether a record's field may be left out of its JSON."""
+    """True if a record's field may be left out of its JSON."""
     if field.default_factory is not MISSING:
         return bool(value == field.default_factory())
     return field.default is not MISSING and bool(value == field.default)

@@ -52,8 +52,8 @@ def _read_shapes(record: Manifest, indices: dict[str, list[str]]) -> dict[str, l
         if len(argument.shape) < len(read) and all(axis in record.axes for axis in read):
             shapes[argument.name] = [record.axes[axis] for axis in read]
         else:
-            whole = len(argument.shape) == len(read)
-            shapes[argument.name] = [size for size in argument.shape if whole or size != 1]
+            has_all_dimensions = len(argument.shape) == len(read)
+            shapes[argument.name] = [size for size in argument.shape if has_all_dimensions or size != 1]
     return {name: shape for name, shape in shapes.items() if shape}
 
 
@@ -65,9 +65,9 @@ def _read_indices(text: str) -> dict[str, list[str]]:
     >>> _read_indices("D[c,h] = sum(kh, A[c,2*h + kh|pad=0] * W[c,kh])")
     {'A': ['c', ''], 'W': ['c', 'kh']}
     """
-    found: dict[str, list[str]] = {}
+    indices_by_tensor: dict[str, list[str]] = {}
     for load in parse_tree(text).find_data("load"):
         tensor, indices = load.children[:2]
         names = [str(index.children[0]) if index.data == "name" else "" for index in indices.children]  # type: ignore
-        found.setdefault(str(tensor), names)
-    return found
+        indices_by_tensor.setdefault(str(tensor), names)
+    return indices_by_tensor

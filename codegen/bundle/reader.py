@@ -1,4 +1,4 @@
-"""Bundles read beside a GPU: by Python's own JSON, since nothing but NumPy and CuPy is there."""
+"""Bundles read on a GPU's machine: by Python's own JSON, since nothing but NumPy and CuPy is there."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _of_kind(kind: type, word: str, value: Any) -> Any:
 
 
 def _problem(manifest: Manifest) -> str:
-    """What is wrong with a manifest whose values are all of the right type; empty where nothing is."""
+    """Problem of a manifest whose values are all of the right type; empty where there is none."""
     if not manifest.kernels or not manifest.arguments or manifest.arguments[-1].role != "output":
         return "has no kernel or no output"
     for argument in manifest.arguments:

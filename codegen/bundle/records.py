@@ -1,4 +1,4 @@
-"""What a bundle is: the records of ``manifest.json``, and a folder with its manifest.
+"""Records of a bundle: those of ``manifest.json``, and a folder with its manifest.
 
 :mod:`codegen.bundle.manifest` writes and checks manifests where the compiler runs, :mod:`codegen.bundle.reader` reads
 them beside a GPU. Both know these records, which need nothing but Python.
@@ -25,7 +25,7 @@ FORMAT = 1
 #: Ending of binaries that CPUs run, shared objects.
 SHARED_OBJECT_SUFFIX = ".so"
 
-#: dtype of a manifest -> bytes of an element; the table of :mod:`sokoban.language.expression` beside a GPU.
+#: dtype of a manifest -> bytes of an element; the table of :mod:`sokoban.language.expression` for a GPU's machine.
 ITEM_BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int32": 4,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -53,7 +53,7 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationRecord:
-    """Whether the tiling was run on a cut-down problem, how, and how far it was from the float64 reference.
+    """Outcome of running the tiling on a cut-down problem, the method, and the error to the float64 reference.
 
     Attributes:
         passed: the outputs agree, and none of the ``checks`` found anything.
@@ -83,7 +83,7 @@ class VerificationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRecord:
-    """What ``roller profile`` found out about a kernel.
+    """Measurement of a kernel by ``roller profile``.
 
     Attributes:
         predicted_rank: its rank when it was compiled.
@@ -127,7 +127,7 @@ class ReferenceRecord:
     """The operator as plain float64 kernels, to check others on the device.
 
     Attributes:
-        source: file name beside the manifest.
+        source: file name in the manifest's folder.
         launches: to be run in this order.
         workspace: float64 elements of every tensor that they write, the output among them.
         tolerance: largest relative error that counts as right.
@@ -197,8 +197,8 @@ class KernelRecord:
     Attributes:
         rank: 1 is the best.
         entry: function name in the source and the binary.
-        source, binary, schedule: file names beside the manifest; ``binary`` None where the device only gets source.
-        grid, block: launch extents (x, y, z).
+        source, binary, schedule: file names in the manifest's folder; ``binary`` None where the device only gets
+        source. grid, block: launch extents (x, y, z).
         shared_bytes: shared memory per block; ``dynamic_shared_bytes`` of it is given at launch.
         registers, spill_bytes: per thread, as the device compiler reports them; None without a binary.
         seconds: predicted time, launch included; ``bound`` the stage that sets it; ``stage_seconds`` every stage.
@@ -342,25 +342,25 @@ class Bundle:
 
     @property
     def reference(self) -> ReferenceRecord | None:
-        """How to compute the right result on the device."""
+        """Kernel of the reference on the device."""
         return self.manifest.reference
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """What a launch takes, the output last."""
+        """Arguments of a launch, the output last."""
         return self.manifest.arguments
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
-        """What an operator is given."""
+        """Inputs of an operator."""
         return self.arguments[:-1]
 
     @property
     def output(self) -> Argument:
-        """What an operator gives."""
+        """Output of an operator."""
         return self.arguments[-1]
 
     @property
     def is_for_cpu(self) -> bool:
-        """Whether its kernels are shared objects, which CPUs run."""
+        """True if its kernels are shared objects, which CPUs run."""
         return (self.kernels[0].binary or "").endswith(SHARED_OBJECT_SUFFIX)

@@ -55,7 +55,7 @@ class BuiltLaunch:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What the text calls its parameters: by the tensors, or by the parts that they play."""
+        """Names of the text's parameters: by the tensors, or by the parts that they play."""
         return tuple(map(identifier, self.problem.parameters))
 
 
@@ -104,7 +104,7 @@ class LaunchFiles:
 
 
 def arguments_of(tensors: Sequence[Tensor]) -> tuple[Argument, ...]:
-    """What a launch takes: an operator's inputs in order, then its output."""
+    """Arguments of a launch: an operator's inputs in order, then its output."""
     return tuple(
         Argument(
             name=tensor.name,
@@ -175,7 +175,7 @@ def _launch_record(launch: BuiltLaunch, file: LaunchFiles) -> LaunchRecord:
 
 
 def _built(built: BuiltKernel, file: LaunchFiles) -> dict[str, Any]:
-    """What every record says of a compiled kernel, its architecture included."""
+    """Fields that every record has of a compiled kernel, its architecture included."""
     return {
         "entry": built.entry,
         "source": file.source,

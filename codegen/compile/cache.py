@@ -33,10 +33,10 @@ class KnownFirst(Executor):
         if kind is None or kwargs:
             return self._pool.submit(fn, *args, **kwargs)
         key = _key(fn, args)
-        known = decoded(self._store.read(key), kind)
-        if known is not None:
+        stored = decoded(self._store.read(key), kind)
+        if stored is not None:
             future: Future[Any] = Future()
-            future.set_result(known)
+            future.set_result(stored)
             return future
         future = self._pool.submit(fn, *args)
         future.add_done_callback(partial(self._keep, key))
@@ -60,7 +60,7 @@ def _key(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
     return digest(toolchain(), fn.__name__, repr(args))
 
 
-def known_first(pool: Executor) -> KnownFirst:
+def stored_first(pool: Executor) -> KnownFirst:
     """``pool`` behind the kernels of earlier runs."""
     return KnownFirst(pool, kernel_store())
 
@@ -74,5 +74,5 @@ _KINDS: dict[Callable[..., Any], type[Any]] = {
 
 
 def _is_lasting(result: BuiltKernel | Verification) -> bool:
-    """Whether a result is worth finding again: a kernel that was built, a proof."""
+    """True if a result is worth finding again: a kernel that was built, a proof."""
     return not result.error if isinstance(result, BuiltKernel) else result.passed

@@ -1,4 +1,4 @@
-"""What a worker process is asked to build, and what it returns."""
+"""Request to a worker process, and its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sokoban.schedule.patches import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """What to build.
+    """Kernel to build.
 
     Attributes:
         form: the operator in canonical form, or what a kernel of a chain computes.

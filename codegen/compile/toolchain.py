@@ -1,4 +1,4 @@
-"""What finished kernels follow from besides the request, and where they are kept. Imports nothing slow."""
+"""Versions that finished kernels follow from besides the request, and their store. Imports nothing slow."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import position, vectors
 from codegen.cpu.lines import ALL_CACHES, prefetch
-from codegen.cpu.vectors import held_vector, store_vector, transposed, vector_at, whole_vector
+from codegen.cpu.vectors import register_vector, store_vector, transposed, value_of_buffer, vector_at
 from codegen.tir.values import Expr, affine, constant
 from hal.spec.parts import CPU_AHEAD_BYTES, CPU_LINE_BYTES
 from sokoban.language.expression import Load, Tensor
@@ -41,7 +41,7 @@ class Staged:
         tile: elements of a panel along that axis; 1 for a box.
         inner: the other axes of a panel, in the order of the loops that walk it.
         along: axis of the vectors that read a box in strides; None where none do. Every ``phases``-th element of a row
-            then lies beside the next one, so that a vector reads neighbours.
+            is then adjacent to the next one, so that a vector reads neighbours.
         phases: the stride.
     """
 
@@ -121,7 +121,7 @@ class Staged:
     ) -> None:
         panels, remainder = self.shape[0], limits[panel] % self.tile
         remaining = limits[panel] - origin[panel]
-        whole = tirx.min(panels, tirx.floordiv(remaining, self.tile))
+        full_panels = tirx.min(panels, tirx.floordiv(remaining, self.tile))
 
         def vectors_of(number: Expr, place: Sequence[Expr], point: Mapping[str, Expr], width: int) -> None:
             for start, count in vectors(width, lanes):
@@ -140,22 +140,22 @@ class Staged:
                 walk(axes[1:], [*place, index], {**point, axes[0]: origin[axes[0]] + index}, inside)
 
         def through_panels(place: list[Expr], point: dict[str, Expr]) -> None:
-            with T.serial(0, whole) as number:
+            with T.serial(0, full_panels) as number:
                 vectors_of(number, place, point, self.tile)
             if remainder:
-                with T.If(whole * self.tile < tirx.min(remaining, panels * self.tile)), T.Then():
-                    vectors_of(whole, place, point, remainder)
+                with T.If(full_panels * self.tile < tirx.min(remaining, panels * self.tile)), T.Then():
+                    vectors_of(full_panels, place, point, remainder)
 
         if self.load.indices[-1].axes == (panel,):
             # The tensor's rows run through all panels, and a page may hold no more than one of them: each is read
             # once, from end to end.
             walk(self.inner, [], {}, through_panels)
             return
-        with T.serial(0, whole) as number:
+        with T.serial(0, full_panels) as number:
             self._copy_columns(panel, source, buffer, origin, limits, number, vectors(self.tile, lanes))
         if remainder:
-            with T.If(whole * self.tile < tirx.min(remaining, panels * self.tile)), T.Then():
-                self._copy_columns(panel, source, buffer, origin, limits, whole, vectors(remainder, lanes))
+            with T.If(full_panels * self.tile < tirx.min(remaining, panels * self.tile)), T.Then():
+                self._copy_columns(panel, source, buffer, origin, limits, full_panels, vectors(remainder, lanes))
 
     def _copy_columns(
         self,
@@ -194,9 +194,9 @@ class Staged:
 
         def square(start: int, width: int, walked: Mapping[str, Expr], column: Expr) -> None:
             values = [vector_at(source, read(start + row, walked, column), width, buffer.dtype) for row in range(width)]
-            rows = [held_vector(f"row_{row}", width, buffer.dtype, value) for row, value in enumerate(values)]
-            for row, held in enumerate(transposed(rows)):
-                store_vector(buffer, place(start, walked, column + row), whole_vector(held), width)
+            rows = [register_vector(f"row_{row}", width, buffer.dtype, value) for row, value in enumerate(values)]
+            for row, column_vector in enumerate(transposed(rows)):
+                store_vector(buffer, place(start, walked, column + row), value_of_buffer(column_vector), width)
 
         def walk(axes: Sequence[str], walked: dict[str, Expr]) -> None:
             if axes:
@@ -283,13 +283,15 @@ class _Box:
         if self.staged.phases > 1:
             self._part_of_row(first, end, indices, self._phases)
         elif all(isinstance(bound, tirx.IntImm) for bound in (first, end)):
-            self._part_of_row(first, end, indices, lambda *part: self._known(int(first), max(0, int(count)), indices))
+            self._part_of_row(
+                first, end, indices, lambda *part: self._constant_part(int(first), max(0, int(count)), indices)
+            )
         else:
             # Nearly all rows lie in the tensor from end to end. How long the others are is found out for each: LLVM
             # makes calls of the C library of that, which take longer than the rows.
             with T.If(tirx.all(first == 0, end == extent)):
                 with T.Then():
-                    self._known(0, extent, indices)
+                    self._constant_part(0, extent, indices)
                 with T.Else():
                     self._part_of_row(first, end, indices, self._counted)
 
@@ -301,7 +303,7 @@ class _Box:
         copy(first, end, indices)
         self._fill_after(first, end, indices)
 
-    def _known(self, first: int, count: int, indices: list[Expr]) -> None:
+    def _constant_part(self, first: int, count: int, indices: list[Expr]) -> None:
         """``count`` elements of a row from ``first`` on: whole vectors, and where elements remain one more vector that
         ends with the row."""
         width = self.lanes
@@ -309,12 +311,12 @@ class _Box:
             width //= 2
         if not width:
             return
-        whole, start = count // width, tirx.const(first, "int32")
-        if whole > _MOST_VECTORS:
-            with T.serial(0, whole) as index:
+        full_vectors, start = count // width, tirx.const(first, "int32")
+        if full_vectors > _MOST_VECTORS:
+            with T.serial(0, full_vectors) as index:
                 self._vector(start + index * width, width, indices)
         else:
-            for number in range(whole):
+            for number in range(full_vectors):
                 self._vector(start + number * width, width, indices)
         if count % width:
             self._vector(start + (count - width), width, indices)

@@ -1,4 +1,4 @@
-"""How a CPU kernel is cut up: blocks that threads take, and register tiles within them.
+"""Cuts of a CPU kernel: blocks that threads take, and register tiles within them.
 
 Every extent is a number known while the kernel is written. What is left over at the end of an axis gets a register
 tile of its own size, so that nothing is computed twice and no inner loop asks where it is.

@@ -45,7 +45,7 @@ class LoweredCpu:
 
 @dataclass(frozen=True)
 class CpuBuffers:
-    """What a kernel reads and writes, every tensor as one run of elements.
+    """Tensors that a kernel reads and writes, each as one run of elements.
 
     Attributes:
         sources: the inputs by name.
@@ -95,7 +95,7 @@ def lowered_blocks(
 
 
 def reads_inside(load: Load, tensor: Tensor, ranges: Mapping[str, int]) -> bool:
-    """Whether a load needs no condition to be read wherever axes of sizes ``ranges`` may be."""
+    """True if a load needs no condition to be read wherever axes of sizes ``ranges`` may be."""
     bounds = (index.bounds(ranges) for index in load.indices)
     return all(low >= 0 and high < extent for (low, high), extent in zip(bounds, tensor.shape, strict=True))
 

@@ -159,8 +159,8 @@ def _polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
 
 def _with(value: Expr, body: Callable[[Any], Expr]) -> Expr:
     """``body`` of a value that is computed once."""
-    held = tirx.Var("held", "float32")
-    return tirx.Let(held, value, body(held))
+    variable = tirx.Var("held", "float32")
+    return tirx.Let(variable, value, body(variable))
 
 
 def _exp(x: Expr) -> Expr:
@@ -169,8 +169,8 @@ def _exp(x: Expr) -> Expr:
         _number(math.inf),
         _with(tirx.max(given, _number(_EXP_RANGE[0])), lambda bounded: _with(
             tirx.floor(bounded * _number(math.log2(math.e)) + _number(0.5)),
-            lambda power: _with(bounded - power * _number(_LN2[0]) - power * _number(_LN2[1]), lambda rest: _scaled(
-                _polynomial(_EXP, rest) * rest * rest + rest + _number(1.0), power
+            lambda power: _with(bounded - power * _number(_LN2[0]) - power * _number(_LN2[1]), lambda reduced: _scaled(
+                _polynomial(_EXP, reduced) * reduced * reduced + reduced + _number(1.0), power
             )),
         )),
     ))  # fmt: skip
@@ -188,7 +188,9 @@ def _rational(x: Expr, bound: float, above: Sequence[float], below: Sequence[flo
     bounded = tirx.max(tirx.min(x, _number(bound)), _number(-bound))
     return _with(
         bounded,
-        lambda held: _with(held * held, lambda square: held * _polynomial(above, square) / _polynomial(below, square)),
+        lambda limited: _with(
+            limited * limited, lambda square: limited * _polynomial(above, square) / _polynomial(below, square)
+        ),
     )
 
 

@@ -14,11 +14,11 @@ from hal.spec.parts import CPU_AHEAD_BYTES
 from sokoban.language.expression import Load, Tensor
 
 #: Caches that a line is asked into, in LLVM's numbers: from the first on, or from the second.
-ALL_CACHES, OWN_CACHE = 3, 2
+ALL_CACHES, PRIVATE_CACHE = 3, 2
 
 
 def runs_through(load: Load, tensor: Tensor, axes: Sequence[str], elements: int) -> bool:
-    """Whether a kernel that walks ``axes``, the last one fastest, reads the tensor from one end to the other.
+    """True if a kernel that walks ``axes``, the last one fastest, reads the tensor from one end to the other.
 
     Args:
         load: the access.

@@ -32,7 +32,7 @@ class PlacedCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class TilePlan:
-    """What is fixed before the kernel is written.
+    """Decisions made before the kernel is written.
 
     Attributes:
         form, schedule: the operator and its tiles.
@@ -91,7 +91,7 @@ class TilePlan:
 
     @cached_property
     def blocks(self) -> int:
-        """How many blocks the output has."""
+        """Number of blocks of the output."""
         return math.prod(extent.blocks for extent in self.cuts.values())
 
     @cached_property
@@ -147,7 +147,7 @@ class TilePlan:
         return sum(copy.staged.elements for copy in self.copies)
 
     def _place(self, load: Load) -> tuple[int, dict[str, int]]:
-        """How many tile loops lie around the copy, and how much of every axis it holds: it is made just outside the
+        """Number of tile loops around the copy, and its size along every axis: it is made just outside the
         innermost loop that uses it again."""
         counts = {axis: extent.tiles_per_block for axis, extent in self.cuts.items()}
         depth = place_of_copy(load, self.tile_loops, counts)

@@ -29,7 +29,7 @@ from sokoban.language.expression import Call, Constant, Load, Reduction, Stateme
 from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, lane_axis
 
 #: Stands in the final statement for a value that is kept in scratch memory.
-_KEPT = Load("|kept", ())
+_REPEATED = Load("|kept", ())
 
 Point = Mapping[str, Expr]
 
@@ -52,7 +52,7 @@ def lower(request: TileRequest) -> LoweredCpu:
 
 @dataclass(frozen=True, kw_only=True)
 class _RowsPlan:
-    """What is fixed before the kernel is written.
+    """Decisions made before the kernel is written.
 
     Attributes:
         form: the operator.
@@ -86,9 +86,9 @@ class _RowsPlan:
             if block < size and block % tile:
                 raise LoweringError(f"{request.entry}: vectors of {tile} rows do not divide a block of {block}")
             cuts.append(Cut(row_axis, size, min(block, size), tile))
-        kept = _kept(form, axis)
+        repeated = _repeated_value(form, axis)
         return _RowsPlan(
-            form=form, lanes=lanes, lane_axis=axis, cuts=tuple(cuts), kept=kept, final=_final_value(form, kept)
+            form=form, lanes=lanes, lane_axis=axis, cuts=tuple(cuts), kept=repeated, final=_final_value(form, repeated)
         )
 
     @property
@@ -103,8 +103,8 @@ class _RowsPlan:
         return -(-elements // self.lanes) * self.lanes
 
 
-def _kept(form: KernelForm, lane_axis: str | None) -> Value | None:
-    """What the last reduction adds up, where the final statement needs it again: softmax's exponentials.
+def _repeated_value(form: KernelForm, lane_axis: str | None) -> Value | None:
+    """Value that the last reduction adds up and the final statement needs again: softmax's exponentials.
 
     A row of it stays in scratch memory, and need not be computed twice.
     """
@@ -114,10 +114,10 @@ def _kept(form: KernelForm, lane_axis: str | None) -> Value | None:
     return reduction.body if alike and again and form.expr.final_dtype == form.expr.accumulate else None
 
 
-def _final_value(form: KernelForm, kept: Value | None) -> Value:
+def _final_value(form: KernelForm, repeated: Value | None) -> Value:
     """The final statement's value: with what is kept, and by one division a row where every element is divided by the
     row's own number."""
-    value = form.final.value if kept is None else rewrite(form.final.value, {kept: _KEPT})
+    value = form.final.value if repeated is None else rewrite(form.final.value, {repeated: _REPEATED})
     produced = {statement.tensor for statement in form.reductions}
     inverted: dict[Value, Value] = {}
     for node in walk(value):
@@ -180,27 +180,27 @@ class _RowWriter:
     def write(self, row: Point) -> None:
         """All statements; ``row``: its place, of several that of the first."""
         for number, statement in enumerate(self.form.reductions):
-            held = local_buffer(f"result_{number}", self.width, self.dtype)
+            results = local_buffer(f"result_{number}", self.width, self.dtype)
             if self.lane_axis:
-                self._reduce_rows(statement, row, held)
+                self._reduce_rows(statement, row, results)
             else:
-                self._reduce_columns(statement, row, number, held)
-            self.results[statement.tensor] = held
+                self._reduce_columns(statement, row, number, results)
+            self.results[statement.tensor] = results
         self._finish(list(self.form.columns), row)
 
     # ---- lanes along the rows
 
-    def _reduce_rows(self, statement: Statement, row: Point, held: Any) -> None:
+    def _reduce_rows(self, statement: Statement, row: Point, results: Any) -> None:
         reduction, width = _reduction(statement), self.width
 
         def clear(lane: Expr) -> None:
-            T.buffer_store(held, identity(reduction.function, self.dtype), [lane])
+            T.buffer_store(results, identity(reduction.function, self.dtype), [lane])
 
         def add(point: Point) -> None:
             body = self._value(reduction.body, width, self.dtype)
             with T.vectorized(width) as lane:
                 value = self._at(body, self._lane(point, lane), lane)
-                T.buffer_store(held, combine(reduction.function, held[lane], value), [lane])
+                T.buffer_store(results, combine(reduction.function, results[lane], value), [lane])
 
         with T.vectorized(width) as lane:
             clear(lane)
@@ -220,14 +220,14 @@ class _RowWriter:
 
     # ---- lanes along the columns
 
-    def _reduce_columns(self, statement: Statement, row: Point, number: int, held: Any) -> None:
+    def _reduce_columns(self, statement: Statement, row: Point, number: int, results: Any) -> None:
         """Partial results in registers, over runs of the last axis; then all of them folded into one."""
         reduction = _reduction(statement)
         *outer, last = reduction.axes
         size = self.form.sizes[last]
-        whole = min(PARTIAL_SUMS, size // self.lanes)
-        pieces = [(piece * self.lanes, self.lanes) for piece in range(whole)]
-        run = whole * self.lanes
+        full_pieces = min(PARTIAL_SUMS, size // self.lanes)
+        pieces = [(piece * self.lanes, self.lanes) for piece in range(full_pieces)]
+        run = full_pieces * self.lanes
         end_pieces = vectors(size - size // run * run if run else size, self.lanes)
         partial = [
             local_buffer(f"partial_{number}_{place}", width, self.dtype) for place, (_, width) in enumerate(pieces)
@@ -261,7 +261,7 @@ class _RowWriter:
         self._loops(outer, row, runs)
         values = [self._folded(reduction.function, f"fold_{number}", partial)] if partial else []
         values += [buffer[lane] for buffer, (_, width) in zip(ends, end_pieces, strict=True) for lane in range(width)]
-        T.buffer_store(held, _tree(reduction.function, values), [0])
+        T.buffer_store(results, _tree(reduction.function, values), [0])
 
     def _folded(self, function: str, name: str, partial: Sequence[Any]) -> Expr:
         """Registers of partial results into one number."""
@@ -278,15 +278,15 @@ class _RowWriter:
             self._loops(columns, row_point, lambda point: self._store(point, None, tirx.const(0, "int32"), self.width))
             return
         *outer, last = columns
-        whole, remaining = divmod(self.form.sizes[last], self.lanes)
+        full_vectors, remaining = divmod(self.form.sizes[last], self.lanes)
 
         def row(point: Point) -> None:
-            if whole:
-                with named(T.serial, whole, identifier(last)) as index:
+            if full_vectors:
+                with named(T.serial, full_vectors, identifier(last)) as index:
                     self._ask_for_write({**point, last: index * self.lanes}, last)
                     self._store(point, last, index * self.lanes, self.lanes)
             for start, count in vectors(remaining, self.lanes):
-                self._store(point, last, tirx.const(whole * self.lanes + start, "int32"), count)
+                self._store(point, last, tirx.const(full_vectors * self.lanes + start, "int32"), count)
 
         self._loops(outer, row_point, row)
 
@@ -329,14 +329,14 @@ class _RowWriter:
 
     def _value(self, value: Value, lanes: int, dtype: str, stored: str | None = None) -> VectorValue:
         def is_inside(load: Load) -> bool:
-            is_here = load is _KEPT or load.tensor in self.results
-            return is_here or reads_inside(load, self.tensors[load.tensor], self.form.sizes)
+            is_in_registers = load is _REPEATED or load.tensor in self.results
+            return is_in_registers or reads_inside(load, self.tensors[load.tensor], self.form.sizes)
 
         return VectorValue(value, dtype, lanes, is_inside, stored)
 
     def _at(self, value: VectorValue, axes: Point, lane: Expr) -> Expr:
         def read(load: Load) -> Expr:
-            if load is _KEPT:
+            if load is _REPEATED:
                 return self.scratch[self._column(axes)]
             if load.tensor in self.results:
                 return self.results[load.tensor][lane if self.lane_axis else 0].astype(value.dtype)

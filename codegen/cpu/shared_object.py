@@ -33,16 +33,16 @@ _MARKS = re.compile(r"\.Ltmp\d+\b")
 
 
 def without_debugging(assembly: str) -> str:
-    """A program without debug sections, lines of a source that nobody has, and labels that only these use. They
+    """A program without debug sections, lines of a source that does not exist, and labels that only these use. They
     are two thirds of the text, and in a format that older assemblers do not read."""
-    kept, debugging = [], False
+    lines, debugging = [], False
     for line in assembly.splitlines():
         if _SECTION.match(line):
             debugging = ".debug" in line
         if not debugging and not _FOR_DEBUGGERS.match(line):
-            kept.append(line)
-    used = {mark for line in kept if not _MARK.match(line) for mark in _MARKS.findall(line)}
-    return "".join(f"{line}\n" for line in kept if not (match := _MARK.match(line)) or match[1] in used)
+            lines.append(line)
+    used = {mark for line in lines if not _MARK.match(line) for mark in _MARKS.findall(line)}
+    return "".join(f"{line}\n" for line in lines if not (match := _MARK.match(line)) or match[1] in used)
 
 
 POOL = Path(__file__).parent / "runtime" / "pool.c"
@@ -167,7 +167,7 @@ def _assembly(lowered: LoweredCpu, architecture: str) -> str:
 
 
 def llvm_text(lowered: LoweredCpu, architecture: str, kind: str) -> str:
-    """What TVM's LLVM makes of a kernel: ``"asm"``, its assembly, or ``"ll"``, the optimised program that this is of.
+    """Text of a kernel by TVM's LLVM: ``"asm"``, its assembly, or ``"ll"``, the optimised program that this is of.
 
     Without `LowerTVMBuiltin`, which turns local buffers into calls of TVM's runtime: ours become registers or stack.
     """

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tvm import tirx
 
 from codegen.cpu.cuts import position
-from codegen.cpu.lines import ALL_CACHES, OWN_CACHE, ask_for_line, prefetch, runs_through
+from codegen.cpu.lines import ALL_CACHES, PRIVATE_CACHE, ask_for_line, prefetch, runs_through
 from codegen.cpu.plan import Tile
 from codegen.tir.values import Expr
 from hal.spec.parts import CPU_LINE_BYTES
@@ -82,13 +82,13 @@ class TileLines:
             if load.indices and not depths.get(load, 0):
                 self._ask_for_rows(load, {**block, **plan.steps}, load in depths, index, turns)
 
-    def _ask_for_rows(self, load: Load, held: Mapping[str, int], staged: bool, index: Expr, turns: int) -> None:
+    def _ask_for_rows(self, load: Load, elements: Mapping[str, int], staged: bool, index: Expr, turns: int) -> None:
         """Ask for some lines of the next rows of one operand, one row after the other."""
         plan, tensor = self.plan, self.tensors[load.tensor]
         line_elements = CPU_LINE_BYTES // tensor.element_bytes
         tiles = math.prod(extent.tiles_per_block for extent in plan.cuts.values())
-        least = int(asked_ahead(load, plan.vector_axis, tensor.shape, held, staged, tiles, turns, line_elements))
-        row_lines = -(-held[plan.vector_axis] // line_elements)
+        least = int(asked_ahead(load, plan.vector_axis, tensor.shape, elements, staged, tiles, turns, line_elements))
+        row_lines = -(-elements[plan.vector_axis] // line_elements)
         # So many that a row is a multiple of them: a turn's lines are neighbours.
         lines = next((count for count in range(max(1, least), ASKED_LINES + 1) if row_lines % count == 0), 0)
         if not least or not lines:
@@ -96,12 +96,12 @@ class TileLines:
         origin = self._next_origin()
         first = position([origin[index.axes[0]] for index in load.indices], tensor.shape)
         portions = row_lines // lines
-        count = portions * math.prod(held[index.axes[0]] for index in load.indices[:-1])
+        count = portions * math.prod(elements[index.axes[0]] for index in load.indices[:-1])
         number = tirx.min(self.tile.number * turns + index, count - 1)
         row, portion = tirx.floordiv(number, portions), tirx.floormod(number, portions)
         place = first + row * tensor.shape[-1] + portion * (lines * line_elements)
         for line in range(lines):
-            prefetch(self.buffers.sources[load.tensor][place + line * line_elements], OWN_CACHE)
+            prefetch(self.buffers.sources[load.tensor][place + line * line_elements], PRIVATE_CACHE)
 
     def _ask_for_results(self, index: Expr, turns: int) -> None:
         """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps

@@ -13,7 +13,7 @@ from codegen.cpu.function import LoweredCpu, lowered_blocks, read_flat, reads_in
 from codegen.cpu.functions import VectorValue
 from codegen.cpu.plan import Block, Tile, TilePlan
 from codegen.cpu.tile_lines import TileLines
-from codegen.cpu.vectors import Held, along_rows
+from codegen.cpu.vectors import ResultVector, along_rows
 from codegen.tir.lowered import identifier
 from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import local_buffer, named
@@ -133,7 +133,7 @@ class _RegisterTile:
         plan = self.plan
         # A buffer per vector: TVM then gives it a vector's type, and LLVM a register.
         sums = [
-            Held(local_buffer(f"sum_{number}_{start}", width, plan.dtype), row, start, width)
+            ResultVector(local_buffer(f"sum_{number}_{start}", width, plan.dtype), row, start, width)
             for number, row in enumerate(self.rows)
             for start, width in self.pieces
         ]
@@ -157,30 +157,32 @@ class _RegisterTile:
 
     # ---- sums
 
-    def _clear(self, sums: Sequence[Held]) -> None:
-        for held in sums:
-            with T.vectorized(held.width) as lane:
-                T.buffer_store(held.buffer, identity(self.plan.reduction.function, self.plan.dtype), [lane])
+    def _clear(self, sums: Sequence[ResultVector]) -> None:
+        for result in sums:
+            with T.vectorized(result.width) as lane:
+                T.buffer_store(result.buffer, identity(self.plan.reduction.function, self.plan.dtype), [lane])
 
-    def _resume(self, sums: Sequence[Held]) -> None:
+    def _resume(self, sums: Sequence[ResultVector]) -> None:
         """Add what the steps before left in the output."""
-        for held in sums:
-            with T.vectorized(held.width) as lane:
-                before = self.buffers.output[self.tile.place(held.row, held.start, lane)]
-                total = combine(self.plan.reduction.function, before, held.buffer[lane])
-                T.buffer_store(held.buffer, total, [lane])
+        for result in sums:
+            with T.vectorized(result.width) as lane:
+                before = self.buffers.output[self.tile.place(result.row, result.start, lane)]
+                total = combine(self.plan.reduction.function, before, result.buffer[lane])
+                T.buffer_store(result.buffer, total, [lane])
 
-    def _keep(self, sums: Sequence[Held]) -> None:
+    def _keep(self, sums: Sequence[ResultVector]) -> None:
         """Leave the sums so far in the output."""
-        for held in sums:
-            with T.vectorized(held.width) as lane:
-                T.buffer_store(self.buffers.output, held.buffer[lane], [self.tile.place(held.row, held.start, lane)])
+        for result in sums:
+            with T.vectorized(result.width) as lane:
+                T.buffer_store(
+                    self.buffers.output, result.buffer[lane], [self.tile.place(result.row, result.start, lane)]
+                )
 
-    def _finish(self, sums: Sequence[Held]) -> None:
-        for held in sums:
-            self._store(held.row, held.start, held.width, held.buffer)
+    def _finish(self, sums: Sequence[ResultVector]) -> None:
+        for result in sums:
+            self._store(result.row, result.start, result.width, result.buffer)
 
-    def _sum(self, sums: Sequence[Held], axes: Sequence[str], offsets: Mapping[str, Expr]) -> None:
+    def _sum(self, sums: Sequence[ResultVector], axes: Sequence[str], offsets: Mapping[str, Expr]) -> None:
         """Loops over one step of the sum, and in them a multiply-add per vector of the tile.
 
         ``offsets``: how far the loops around these have come, by axis.
@@ -200,38 +202,38 @@ class _RegisterTile:
             self._sum(sums, others, {**offsets, axis: index})
 
     # LLVM would unroll short loops of known length all the same, and keep operands of several turns in registers that
-    # there are not; so it is not told the length of a loop around a large tile. Nor are loops that are shorter than
+    # there are not; so the length of a loop around a large tile is hidden from it. Nor are loops that are shorter than
     # `WRITTEN_OUT` written out, a window's rows: turns share what they read there, and LLVM would read all of it first.
-    def _turns(self, sums: Sequence[Held], axis: str, extent: Any, offsets: Mapping[str, Expr]) -> None:
+    def _turns(self, sums: Sequence[ResultVector], axis: str, extent: Any, offsets: Mapping[str, Expr]) -> None:
         """The innermost loop around a large tile, some turns of it written out."""
         written = WRITTEN_OUT if self.plan.steps[axis] >= WRITTEN_OUT else 1
-        whole = extent // written
-        with named(T.serial, whole + self.block.zero, identifier(axis)) as index:
+        full_turns = extent // written
+        with named(T.serial, full_turns + self.block.zero, identifier(axis)) as index:
             if written > 1:
                 self.lines.ask_ahead(axis, index, offsets)
             for turn in range(written):
                 self._turn(sums, {**offsets, axis: index * written + turn})
-        remaining = extent - whole * written
+        remaining = extent - full_turns * written
         if isinstance(remaining, int) and remaining == 0:
             return
         with named(T.serial, remaining + self.block.zero, f"{identifier(axis)}_rest") as index:
-            self._turn(sums, {**offsets, axis: whole * written + index})
+            self._turn(sums, {**offsets, axis: full_turns * written + index})
 
-    def _turn(self, sums: Sequence[Held], offsets: Mapping[str, Expr]) -> None:
+    def _turn(self, sums: Sequence[ResultVector], offsets: Mapping[str, Expr]) -> None:
         """A turn of the innermost loop."""
         self.lines.ask_for_panels(offsets)
         copies = {copy.staged.load: copy for copy in self.plan.copies}
-        for held in sums:
+        for result in sums:
             body = VectorValue(
                 self.plan.reduction.body,
                 self.plan.dtype,
-                held.width,
+                result.width,
                 lambda load: load in copies or self._is_inside(load),
             )
-            with T.vectorized(held.width) as lane:
-                value = self._term(body, held.row, held.start, lane, offsets)
-                total = combine(self.plan.reduction.function, held.buffer[lane], value)
-                T.buffer_store(held.buffer, total, [lane])
+            with T.vectorized(result.width) as lane:
+                value = self._term(body, result.row, result.start, lane, offsets)
+                total = combine(self.plan.reduction.function, result.buffer[lane], value)
+                T.buffer_store(result.buffer, total, [lane])
 
     def _term(
         self, body: VectorValue, row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]

@@ -28,16 +28,16 @@ def _neighbours(place: Expr, lanes: int) -> Expr:
     return tirx.Ramp(place, tirx.const(1, "int32"), lanes) if lanes > 1 else place
 
 
-def held_vector(name: str, lanes: int, dtype: str, value: Expr) -> Any:
+def register_vector(name: str, lanes: int, dtype: str, value: Expr) -> Any:
     """A vector in a register: a local buffer that was set to a ``value``."""
-    held = local_buffer(name, lanes, dtype)
-    store_vector(held, tirx.const(0, "int32"), value, lanes)
-    return held
+    buffer = local_buffer(name, lanes, dtype)
+    store_vector(buffer, tirx.const(0, "int32"), value, lanes)
+    return buffer
 
 
-def whole_vector(held: Any) -> Expr:
+def value_of_buffer(buffer: Any) -> Expr:
     """The vector that a local buffer holds."""
-    return vector_at(held, tirx.const(0, "int32"), int(held.shape[0]), held.dtype)
+    return vector_at(buffer, tirx.const(0, "int32"), int(buffer.shape[0]), buffer.dtype)
 
 
 def transposed(rows: Sequence[Any]) -> list[Any]:
@@ -61,16 +61,16 @@ def transposed(rows: Sequence[Any]) -> list[Any]:
         turned = list(columns)
         for number in range(count):
             if not number & distance:
-                pair = [whole_vector(columns[number]), whole_vector(columns[number + distance])]
+                pair = [value_of_buffer(columns[number]), value_of_buffer(columns[number + distance])]
                 for place, order in ((number, low), (number + distance, high)):
                     value = shuffled(pair, order)
-                    turned[place] = held_vector(f"turned_{distance}_{place}", lanes, columns[number].dtype, value)
+                    turned[place] = register_vector(f"turned_{distance}_{place}", lanes, columns[number].dtype, value)
         columns, distance = turned, 2 * distance
     return columns
 
 
 @dataclass(frozen=True)
-class Held:
+class ResultVector:
     """Some results of a register tile in a vector register.
 
     Attributes:
@@ -86,12 +86,12 @@ class Held:
     width: int
 
 
-def along_rows(results: Sequence[Held], axis: str, last: str, extent: int) -> list[Held]:
+def along_rows(results: Sequence[ResultVector], axis: str, last: str, extent: int) -> list[ResultVector]:
     """Results that are held in vectors along ``axis``, turned into vectors along ``last``: the axis, of ``extent``
     elements, along which they are neighbours in memory."""
     turned = []
-    places = {(tuple(sorted({**held.row, last: 0}.items())), held.start): held for held in results}
-    by_row = {(tuple(sorted(held.row.items())), held.start): held for held in results}
+    places = {(tuple(sorted({**result.row, last: 0}.items())), result.start): result for result in results}
+    by_row = {(tuple(sorted(result.row.items())), result.start): result for result in results}
     for corner in places.values():
         other_axes = {other: place for other, place in corner.row.items() if other != last}
         for start, count in vectors(extent, corner.width):
@@ -99,15 +99,15 @@ def along_rows(results: Sequence[Held], axis: str, last: str, extent: int) -> li
                 by_row[tuple(sorted({**other_axes, last: start + offset}.items())), corner.start]
                 for offset in range(count)
             ]
-            for number, held in enumerate(transposed([held.buffer for held in rows])):
+            for number, result in enumerate(transposed([result.buffer for result in rows])):
                 for group in range(0, corner.width, count):
                     column = corner.start + group + number
-                    value = whole_vector(held)
+                    value = value_of_buffer(result)
                     if count < corner.width:
                         value = shuffled([value], range(group, group + count))
                     name = f"result_{column}_{start}"
-                    buffer = held_vector(name, count, held.dtype, value)
-                    turned.append(Held(buffer, {**other_axes, axis: column}, start, count))
+                    buffer = register_vector(name, count, result.dtype, value)
+                    turned.append(ResultVector(buffer, {**other_axes, axis: column}, start, count))
     return turned
 
 

@@ -25,7 +25,7 @@ SCALAR_FUNCTIONS = frozenset({"erf"})
 
 
 def is_scalar(value: Value, functions: Collection[str] = SCALAR_FUNCTIONS) -> bool:
-    """Whether one of some functions is in ``value``, or in what its functions are composed of, so that no vector of it
+    """True if one of some functions is in ``value``, or in what its functions are composed of, so that no vector of it
     can be computed."""
     called = {node.function for node in walk(value) if isinstance(node, Call)}
     return any(function in functions or primitives_of(function) & set(functions) for function in called)

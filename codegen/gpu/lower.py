@@ -69,5 +69,5 @@ def lower(request: AnyRequest) -> Lowered:
 
 
 def _needs_staging(schedule: TileSchedule) -> bool:
-    """Whether a schedule of multiply-adds asks for what only kernels that stage all operands can do."""
+    """True if a schedule of multiply-adds asks for what only kernels that stage all operands can do."""
     return not schedule.uses_matrix and (schedule.stages > 1 or bool(schedule.turned) or bool(schedule.raster))

@@ -143,8 +143,8 @@ class _PatchLowering:
         """An element of a patch, its pad value where it lies outside the source."""
         source = self.transform.source
         indices, inside = [], []
-        for position, whole in enumerate(source.indices):
-            index = _within(whole, at)
+        for position, source_index in enumerate(source.indices):
+            index = _within(source_index, at)
             place = affine(index, places)
             indices.append(nearest.get((position, index), place))
             if (position, index) in nearest:

@@ -13,7 +13,7 @@ from sokoban.schedule.tile import TileSchedule
 def block_places(block: Expr, form: KernelForm, schedule: TileSchedule) -> dict[str, Expr]:
     """The number of the tile along every spatial axis, by axis, that the ``block``-th block of a launch computes.
 
-    Blocks count the output's last axis fastest. With ``raster`` they go down a band of so many tiles beside each other
+    Blocks count the output's last axis fastest. With ``raster`` they go down a band of so many adjacent tiles
     along the last axis that has several, before they come to the next band; the last one may be narrower.
     """
     grid = {axis: -(-form.sizes[axis] // size) for axis, size in schedule.block}
@@ -25,9 +25,9 @@ def block_places(block: Expr, form: KernelForm, schedule: TileSchedule) -> dict[
             continue
         if band is not None and axis == band[1]:
             down, across = grid[band[0]], grid[band[1]]
-            whole = tirx.floormod(block, down * across)
-            first = tirx.floordiv(whole, schedule.raster * down) * schedule.raster
-            within = tirx.floormod(whole, schedule.raster * down)
+            slab = tirx.floormod(block, down * across)
+            first = tirx.floordiv(slab, schedule.raster * down) * schedule.raster
+            within = tirx.floormod(slab, schedule.raster * down)
             width = tirx.const(schedule.raster, "int32")
             if across % schedule.raster:
                 width = tirx.min(width, across - first)

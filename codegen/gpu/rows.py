@@ -7,7 +7,7 @@ in OpenCL.
 Written directly as statements, like :mod:`codegen.gpu.staged.kernel`: TVM's schedules read what several statements
 share once per statement, element by element, and every combined value from shared memory again for every column. Here a
 thread loads its part of the row as vectors, once where it has registers for it or room in shared memory
-(:func:`sokoban.schedule.rows.row_plan`). What it keeps there only it reads, so that nobody waits for it; and the lanes
+(:func:`sokoban.schedule.rows.row_plan`). It alone reads these columns, so that no thread waits for them; and the lanes
 of a warp stand side by side in every turn, in different banks.
 """
 
@@ -54,7 +54,7 @@ def lower(request: TileRequest) -> Lowered:
 
 
 def _one_by_one(extent: int) -> Any:
-    """A loop that the device compiler does not unroll: beside a row in registers it has none for several turns."""
+    """A loop that the device compiler does not unroll: with a row in registers it has none for several turns."""
     return T.serial(extent, annotations={"disable_unroll": True})
 
 
@@ -232,7 +232,7 @@ class _RowsLowering:
         T.buffer_store(self.result, total, [self.results[tensor]])
 
     def _is_shared(self, position: int) -> bool:
-        """Whether all threads of a row want a reduction's result: later statements do, unless one value ends the
+        """True if all threads of a row want a reduction's result: later statements do, unless one value ends the
         row."""
         return bool(self.form.columns) or position + 1 < len(self.form.reductions)
 
@@ -330,7 +330,7 @@ class _RowsLowering:
         unread = [load for load in reads if load in self.unread]
         self.unread -= set(unread)
         in_registers = plan.turns if self.kept.keys() == {REMEMBERED} else plan.register_turns
-        kept_until = in_registers + plan.shared_turns
+        shared_until = in_registers + plan.shared_turns
         if unread and in_registers:
 
             def keep(first: Expr, turns: int) -> None:
@@ -340,8 +340,8 @@ class _RowsLowering:
 
             self._in_turns(range(in_registers), in_registers, keep)
 
-        def walk(turns: range, kept: Mapping[Load, Any], stored: Mapping[Load, Any]) -> None:
-            operands = [load for load in reads if load not in kept]
+        def walk(turns: range, buffers_by_load: Mapping[Load, Any], stored: Mapping[Load, Any]) -> None:
+            operands = [load for load in reads if load not in buffers_by_load]
             together = loads_together(plan, self.column_threads, len(operands))
             buffers = {load: self._buffer(load.tensor, together * plan.vector) for load in operands}
 
@@ -349,7 +349,7 @@ class _RowsLowering:
                 for load, buffer in buffers.items():
                     with named(T.unroll, count, "turn") as turn:
                         if load in stored and load not in unread:
-                            place = self._kept_place(first + turn - in_registers)
+                            place = self._shared_place(first + turn - in_registers)
                             value = vector_read(stored[load], place, plan.vector)
                             vector_write(buffer, turn * plan.vector, plan.vector, value)
                         else:
@@ -357,21 +357,21 @@ class _RowsLowering:
                 for load in (load for load in unread if load in stored):
                     with named(T.unroll, count, "turn") as turn:
                         value = vector_read(buffers[load], turn * plan.vector, plan.vector)
-                        place = self._kept_place(first + turn - in_registers)
+                        place = self._shared_place(first + turn - in_registers)
                         vector_write(stored[load], place, plan.vector, value)
                 with named(T.unroll, count, "turn") as turn:
-                    body(_Vector(self, first + turn, turn, buffers, kept))
+                    body(_Vector(self, first + turn, turn, buffers, buffers_by_load))
 
-            self._in_turns(turns, together, some, unrolled=bool(kept))
+            self._in_turns(turns, together, some, unrolled=bool(buffers_by_load))
 
         if in_registers:
             walk(range(in_registers), self.kept, {})
         if plan.shared_turns:
-            walk(range(in_registers, kept_until), {}, self.shared_kept)
-        if kept_until < plan.turns:
-            walk(range(kept_until, plan.turns), {}, {})
+            walk(range(in_registers, shared_until), {}, self.shared_kept)
+        if shared_until < plan.turns:
+            walk(range(shared_until, plan.turns), {}, {})
 
-    def _kept_place(self, turn: Expr) -> Expr:
+    def _shared_place(self, turn: Expr) -> Expr:
         """Where a thread keeps the first column of a turn in shared memory."""
         if self.columns_on_x:
             row = self.row_thread * self.plan.shared_turns + turn
@@ -384,8 +384,8 @@ class _RowsLowering:
         """``body(first, count)`` for some turns of a thread, ``together`` at a time; the last turn of all may leave the
         thread out."""
         plan, threads, start = self.plan, self.column_threads, turns.start
-        whole = plan.vectors // threads
-        groups, remaining = divmod(max(0, min(whole, turns.stop) - start), together)
+        full_turns = plan.vectors // threads
+        groups, remaining = divmod(max(0, min(full_turns, turns.stop) - start), together)
         if groups == 1:
             body(tirx.const(start, "int32"), together)
         elif groups:
@@ -394,9 +394,9 @@ class _RowsLowering:
                 body(start + group * together, together)
         if remaining:
             body(tirx.const(start + groups * together, "int32"), remaining)
-        if whole in turns:
-            with T.If(whole * threads + self.lane < plan.vectors), T.Then():
-                body(tirx.const(whole, "int32"), 1)
+        if full_turns in turns:
+            with T.If(full_turns * threads + self.lane < plan.vectors), T.Then():
+                body(tirx.const(full_turns, "int32"), 1)
 
     def column(self, turn: Expr, lane: Expr) -> dict[str, Expr]:
         """A column of the thread, by axis."""
@@ -434,7 +434,7 @@ class _RowsLowering:
         return guarded_read(load, self.tensors[load.tensor], at, axes, self.form.sizes)
 
     def reader(self, loaded: Mapping[Load, Expr], axes: Mapping[str, Expr], dtype: str) -> Read:
-        """How a statement reads, as values of ``dtype``: results of reductions, what is ``loaded``, else memory."""
+        """Reads of a statement, as values of ``dtype``: results of reductions, what is ``loaded``, else memory."""
 
         def read(load: Load) -> Expr:
             if load.tensor in self.results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.built import BuiltKernel
 from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import cuda_source, opencl_source, own_architecture, static_shared_bytes
+from codegen.gpu.source.text import cuda_source, opencl_source, specific_architecture, static_shared_bytes
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import AnyRequest
 
@@ -17,10 +17,10 @@ def cuda_kernel(request: AnyRequest) -> tuple[Lowered, BuiltKernel]:
         LoweringError: the schedule does not fit the operator.
         ValueError: a schedule of matrix instructions does not fit the operator or the instruction.
     """
-    own = own_architecture(request.schedule, request.target.architecture)
+    specific = specific_architecture(request.schedule, request.target.architecture)
     lowered = lower(request)
-    text = strip_prelude(cuda_source(lowered, own or request.target.architecture, _parameters(request)))
-    return lowered, _kernel(request, lowered, text, own)
+    text = strip_prelude(cuda_source(lowered, specific or request.target.architecture, _parameters(request)))
+    return lowered, _kernel(request, lowered, text, specific)
 
 
 def opencl_kernel(request: AnyRequest) -> BuiltKernel:
@@ -33,7 +33,7 @@ def _parameters(request: AnyRequest) -> list[str]:
     return [tensor.name for tensor in request.problem.tensors]
 
 
-def _kernel(request: AnyRequest, lowered: Lowered, text: str, own: str | None = None) -> BuiltKernel:
+def _kernel(request: AnyRequest, lowered: Lowered, text: str, specific: str | None = None) -> BuiltKernel:
     return BuiltKernel(
         entry=request.entry + KERNEL_SUFFIX,
         source=text,
@@ -44,6 +44,6 @@ def _kernel(request: AnyRequest, lowered: Lowered, text: str, own: str | None = 
         dynamic_shared_bytes=lowered.dynamic_shared_bytes,
         registers=None,
         spill_bytes=None,
-        architecture=own,
+        architecture=specific,
         tensor_maps=lowered.maps,
     )

@@ -352,6 +352,6 @@ def _factors(value: Value) -> list[Load] | None:
     if isinstance(value, Constant) and math.isfinite(value.value):
         return []
     if isinstance(value, Call) and value.function == "mul":
-        left, right = (_factors(argument) for argument in value.arguments)
-        return None if left is None or right is None else left + right
+        first, second = (_factors(argument) for argument in value.arguments)
+        return None if first is None or second is None else first + second
     return None

@@ -55,13 +55,13 @@ def cupy_module() -> Any:
         raise InputError("cupy", f"cannot be imported ({error})", remedy) from None
 
 
-def holds(dtype: str, held: str) -> bool:
-    """Whether elements named ``held`` by their framework are the manifest's ``dtype``.
+def holds(dtype: str, name: str) -> bool:
+    """True if elements named ``name`` by their framework are the manifest's ``dtype``.
 
     >>> holds("bfloat16", "uint16"), holds("float16", "uint16")
     (True, False)
     """
-    return held == dtype or held in _AS_BITS.get(dtype, ())
+    return name == dtype or name in _AS_BITS.get(dtype, ())
 
 
 class CupyTensors:
@@ -82,15 +82,15 @@ class CupyTensors:
 
     def empty(self, shape: Sequence[int], dtype: str, given: Sequence[Any], device: int) -> Any:
         """A new array on the current device; of a dtype that NumPy lacks as the inputs hold it, else as its bits."""
-        held = next((str(array.dtype) for array in given if holds(dtype, str(array.dtype))), None)
-        return cupy_module().empty(tuple(shape), held or _AS_BITS.get(dtype, (dtype,))[-1])
+        given_dtype = next((str(array.dtype) for array in given if holds(dtype, str(array.dtype))), None)
+        return cupy_module().empty(tuple(shape), given_dtype or _AS_BITS.get(dtype, (dtype,))[-1])
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
         """Makes the stream current that the tensors' own framework works on."""
         return cupy_module().cuda.get_current_stream()
 
     def give(self, array: Any, like: Any) -> Any:
-        """What the caller gets for an array of :meth:`empty`."""
+        """Tensor for the caller from an array of :meth:`empty`."""
         return array
 
 
@@ -167,7 +167,7 @@ Tensors = CupyTensors | TorchTensors
 
 
 def tensors_of(tensor: Any) -> Tensors:
-    """How to handle a tensor, by its type alone.
+    """Functions for a kind of tensors, by the tensor's type alone.
 
     Raises:
         InputError: it is no tensor.

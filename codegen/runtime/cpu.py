@@ -138,7 +138,7 @@ class CpuOperator(BundleOperator):
                 self._refuse()
 
     def _table(self, step: _Step, addresses: Sequence[int]) -> Any:
-        """What a kernel takes: its tensors, and scratch memory."""
+        """Arguments of a kernel: its tensors, and scratch memory."""
         everything = (*addresses, *self._own_addresses)
         return step.pointers(*(everything[place] for place in step.places), self._scratch_address)
 

@@ -1,4 +1,4 @@
-"""Launching the kernels of a bundle with CuPy: beside a GPU, with NumPy and CuPy and nothing else.
+"""Launching the kernels of a bundle with CuPy, with NumPy and CuPy and nothing else.
 
 A kernel runs from its cubin where the GPU is of its architecture, else NVRTC compiles its source for the GPU at hand.
 Neither TVM nor sympy nor any part of the compiler is imported.
@@ -30,7 +30,7 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether a cubin for ``architecture`` runs on a GPU of this compute capability.
+    """True if a cubin for ``architecture`` runs on a GPU of this compute capability.
 
     Their major numbers are equal and the GPU's minor one is no smaller; ``sm_90a`` runs on exactly 9.0 (CUDA C++
     Programming Guide, 5.1).
@@ -215,7 +215,7 @@ class GpuOperator(BundleOperator):
         return next(iter(kinds.values()))
 
     def _checked(self, argument: Argument, tensor: Any) -> DeviceTensor:
-        """What a tensor is, if it is what the kernel takes as this argument."""
+        """Kind of a tensor, if it is what the kernel takes as this argument."""
         try:
             described = tensors_of(tensor).describe(tensor)
         except InputError as error:

@@ -55,9 +55,9 @@ def torch_op(path: Path | str, name: str | None = None) -> Any:
     full_name = _full_name(operator, name)
     folder = Path(path).resolve()
     if full_name in _registered:
-        known, op = _registered[full_name]
-        if known != folder:
-            raise InputError("name", f"{full_name} is already the operator of {known}", "give another name")
+        registered, op = _registered[full_name]
+        if registered != folder:
+            raise InputError("name", f"{full_name} is already the operator of {registered}", "give another name")
         return op
     torch = _torch()
     if isinstance(operator, CpuOperator):

@@ -1,4 +1,4 @@
-"""What every operator of a bundle says of itself, whatever runs its kernel, and how it refuses tensors."""
+"""Common part of every operator of a bundle, whatever runs its kernel, and its checks of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch is told of an operator: its schema, what it gives without running, and its kernel on CPU tensors."""
+"""Registration of an operator with PyTorch: its schema, its result without running, and its kernel on CPU tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lowering is asked, what every lowering can do, and how one of several is chosen."""
+"""Requests to lowerings, the interface of every lowering, and the choice of one of several."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Lowering(Protocol[Result_co]):
     __name__: str
 
     def takes(self, request: Any) -> bool:
-        """Whether the schedule is one of this lowering's kind; it may still have a problem."""
+        """True if the schedule is one of this lowering's kind; it may still have a problem."""
 
     def lower(self, request: Any) -> Result_co:
         """The kernel as a TVM module.
@@ -94,7 +94,7 @@ def chosen(kinds: Mapping[type, KernelLowerings[Result]], request: AnyRequest) -
 
 
 def lowered_by(lowering: Lowering[Result], request: AnyRequest) -> Result:
-    """What a lowering makes of a request.
+    """Result of a lowering for a request.
 
     Raises:
         LoweringError: the schedule does not fit the operator, or TVM refused it.

@@ -1,7 +1,7 @@
-"""TVM without PyTorch: importing TVM imports PyTorch wherever it is installed, two seconds for what nobody here uses.
+"""TVM without PyTorch: importing TVM imports PyTorch wherever it is installed, two seconds for an unused module.
 
 TVM does so to take PyTorch's tensors, which it is never given here, and has no switch for it. Importing :mod:`codegen`
-is enough to have TVM told, whoever imports it and whenever, that there is no PyTorch. Every other import of PyTorch is
+is enough for TVM to see no PyTorch, whoever imports it and whenever. Every other import of PyTorch is
 left alone, afterwards and at the same time in another thread alike, and where PyTorch is loaded already TVM gets it.
 """
 

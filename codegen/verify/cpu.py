@@ -37,7 +37,7 @@ from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.tile import TileSchedule
 
 #: Points of an operator's loops up to which it is run whole.
-WHOLE_POINTS = 2**21
+FULL_SIZE_POINTS = 2**21
 
 #: Bytes before and behind the scratch memory of a thread that no kernel may touch.
 _GUARD_BYTES = 1 << 16
@@ -62,8 +62,8 @@ def verify_cpu(
         seed: of the inputs.
         full_size: run the whole problem however large it is.
     """
-    whole = full_size or math.prod(form.sizes.values()) <= WHOLE_POINTS
-    small = form if whole else cut_down(form, schedule, vector=target.lanes)
+    is_full_size = full_size or math.prod(form.sizes.values()) <= FULL_SIZE_POINTS
+    small = form if is_full_size else cut_down(form, schedule, vector=target.lanes)
     return _verified(small, [(small, schedule)], target, seed, tolerance_of(form.expr))
 
 
@@ -75,15 +75,15 @@ def verify_cpu_chain(check: ChainCheck, target: Target, *, seed: int = 0) -> Ver
 
 
 def _verified(form: KernelForm, steps: Sequence[Step], target: Target, seed: int, accepted: float) -> Verification:
-    """What became of kernels that compute ``form``, by the largest relative error that is ``accepted``."""
+    """Outcome for kernels that compute ``form``, by the largest relative error that is ``accepted``."""
     sizes = dict(form.sizes)
     if linker() is None:
         reason = "not run: there is no C compiler to link with; install gcc or clang"
         return Verification(
             passed=False, method=NOT_RUN, relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=reason
         )
-    here = host_architecture()
-    method = "native" if target.architecture == here else f"native (compiled for {here})"
+    host = host_architecture()
+    method = "native" if target.architecture == host else f"native (compiled for {host})"
     verdict = partial(
         Verification,
         method=method,
@@ -94,7 +94,7 @@ def _verified(form: KernelForm, steps: Sequence[Step], target: Target, seed: int
     )
     inputs = random_inputs(form.expr, seed)
     values = dict(inputs)
-    twin = replace(target, architecture=here)
+    twin = replace(target, architecture=host)
     try:
         built = [cpu_kernel(LoweringRequest(*step, "verify", twin), needs_vectors=False) for step in steps]
         trial = trial_of(form, steps, built, twin)
@@ -112,13 +112,13 @@ def _verified(form: KernelForm, steps: Sequence[Step], target: Target, seed: int
     return verdict(passed=not reason, relative_error=error, reason=reason)
 
 
-def _run(trial: Trial, launch: LaunchRecord, known: Mapping[str, Any]) -> tuple[Any, str]:
+def _run(trial: Trial, launch: LaunchRecord, values_by_name: Mapping[str, Any]) -> tuple[Any, str]:
     """The output with its guard, and what was wrong on the way.
 
     The blocks run in this thread, last ones first, as if several threads had taken them.
     """
     tensors = launch.bind(trial.tensors)
-    values = launch.bind({**known, tensors[-1].name: np.full(tensors[-1].shape, np.nan)})
+    values = launch.bind({**values_by_name, tensors[-1].name: np.full(tensors[-1].shape, np.nan)})
     arrays = [guarded(array, tensor) for array, tensor in zip(values, tensors, strict=True)]
     room = _WORKERS * launch.dynamic_shared_bytes
     scratch = np.full(room + 2 * _GUARD_BYTES + 64, _POISON, np.uint8)

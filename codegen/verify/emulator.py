@@ -1,6 +1,6 @@
 """Generated CUDA kernels executed on the CPU, for verification where there is no GPU.
 
-The kernel's text is compiled as C++ by g++ beside headers that stand in for CUDA (``emulator_headers``), and linked to
+The kernel's text is compiled as C++ by g++ with headers that stand in for CUDA (``emulator_headers``), and linked to
 a runtime (``emulator_runtime``) that schedules threads as fibers, in orders drawn from seeds. g++ tells the runtime of
 every load and store (``-fsanitize=thread``, whose calls the runtime answers instead of the sanitizer's library), and
 the runtime holds them against each other: what no barrier, wait or fence orders is an error, whether or not it did harm
@@ -326,10 +326,10 @@ def _lines_of(program: Path, addresses: set[str]) -> Mapping[str, int]:
     calls = [f"{int(address, 16) - 1:x}" for address in ordered]
     process = subprocess.run([tool, "-a", "-i", "-e", program, *calls], capture_output=True, text=True, check=False)
     lines: dict[str, int] = {}
-    for address, found in zip(ordered, re.split(r"^0x.*$", process.stdout, flags=re.MULTILINE)[1:], strict=False):
-        own = re.findall(rf"{re.escape(_TEXT_NAME)}:(\d+)", found)
-        if own:
-            lines[address] = int(own[-1])
+    for address, frames in zip(ordered, re.split(r"^0x.*$", process.stdout, flags=re.MULTILINE)[1:], strict=False):
+        lines_of_text = re.findall(rf"{re.escape(_TEXT_NAME)}:(\d+)", frames)
+        if lines_of_text:
+            lines[address] = int(lines_of_text[-1])
     return lines
 
 

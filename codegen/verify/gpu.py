@@ -98,7 +98,7 @@ _Inputs = Mapping[str, np.ndarray]
 
 
 class _Plan(NamedTuple):
-    """How kernels are run: by what, as which twins, and how exact they have to be.
+    """Plan of running kernels: by what, as which twins, and how exact they have to be.
 
     Attributes:
         steps: the kernels, or their twins.
@@ -113,7 +113,7 @@ class _Plan(NamedTuple):
     steps: Sequence[Step]
     target: Target
     build: Callable[[AnyRequest], BuiltKernel]
-    run: Callable[[Trial, LaunchRecord, _Inputs], Run]
+    run: Callable[[Trial, LaunchRecord, _Inputs], KernelOutput]
     engine: str
     method: str
     tolerance: float
@@ -129,8 +129,8 @@ class _Plan(NamedTuple):
         return _trial(form, self.steps, self.target, self.build)
 
 
-class Run(NamedTuple):
-    """What a kernel wrote.
+class KernelOutput(NamedTuple):
+    """Values that a kernel wrote.
 
     Attributes:
         flat: the output with its guard, NaN where nothing was written.
@@ -171,8 +171,8 @@ class EmulatedKernel:
         """The tensor that it writes."""
         return self.tensors[-1]
 
-    def run(self, seeds: Sequence[int] = ORDER_SEEDS) -> Run:
-        """What it writes when threads, warps and blocks run in the orders that ``seeds`` draw.
+    def run(self, seeds: Sequence[int] = ORDER_SEEDS) -> KernelOutput:
+        """Values that it writes when threads, warps and blocks run in the orders that ``seeds`` draw.
 
         Raises:
             EmulatorError: g++ refuses the text, or the kernel crashes, hangs or breaks a rule of CUDA.
@@ -190,7 +190,7 @@ class EmulatedKernel:
             extents=[tensor.element_count for tensor in self.tensors],
             maps=self.maps,
         )
-        return Run(self.values(emulation.outputs[0]), emulation.needless)
+        return KernelOutput(self.values(emulation.outputs[0]), emulation.needless)
 
     def values(self, result: np.ndarray) -> np.ndarray:
         """The output as numbers."""
@@ -206,8 +206,8 @@ def _plan(form: KernelForm, steps: Sequence[Step], engine: str | None, target: T
 def _emulator_plan(form: KernelForm, steps: Sequence[Step], target: Target, seeds: Sequence[int]) -> _Plan:
     """The kernels' own CUDA text, thread by thread."""
 
-    def run(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
-        return emulated_kernel(trial, launch, known).run(seeds)
+    def run(trial: Trial, launch: LaunchRecord, inputs: _Inputs) -> KernelOutput:
+        return emulated_kernel(trial, launch, inputs).run(seeds)
 
     return _Plan(
         steps, _with_cuda(target), _cuda_text, run, "emulator", "cuda, emulated", exact_tolerance(form.expr),
@@ -296,9 +296,9 @@ def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:
     return evaluate(form.expr, inputs)
 
 
-def _run_opencl(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
+def _run_opencl(trial: Trial, launch: LaunchRecord, inputs: _Inputs) -> KernelOutput:
     """The output computed by OpenCL, in float32 where its dtype is narrower and the kernel not a text of ours."""
-    tensors, arrays = _arguments(trial, launch, known)
+    tensors, arrays = _arguments(trial, launch, inputs)
     run_opencl(
         trial.source(launch),
         launch.entry,
@@ -308,26 +308,29 @@ def _run_opencl(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
         output_indices=[len(arrays) - 1],
         optimized=_is_long(trial),
     )
-    return Run(numbers(arrays[-1], tensors[-1].dtype))
+    return KernelOutput(numbers(arrays[-1], tensors[-1].dtype))
 
 
-def _arguments(trial: Trial, launch: LaunchRecord, known: _Inputs) -> tuple[tuple[Tensor, ...], tuple[np.ndarray, ...]]:
-    """What a launch takes, bound as its record says: tensors, and an array each with its guard; the output poisoned."""
+def _arguments(
+    trial: Trial, launch: LaunchRecord, inputs: _Inputs
+) -> tuple[tuple[Tensor, ...], tuple[np.ndarray, ...]]:
+    """Arguments of a launch, bound as its record says: tensors, and an array each with its guard; the output
+    poisoned."""
     tensors = launch.bind(trial.tensors)
     poison = np.full(tensors[-1].shape, np.nan)
-    values = launch.bind({**known, tensors[-1].name: poison})
+    values = launch.bind({**inputs, tensors[-1].name: poison})
     arrays = [guarded(array, tensor) for array, tensor in zip(values, tensors, strict=True)]
     return tensors, tuple(arrays)
 
 
 def _is_long(trial: Trial) -> bool:
-    """Whether a kernel turns its innermost loop so often that optimising it pays."""
+    """True if a kernel turns its innermost loop so often that optimising it pays."""
     return math.prod(trial.bundle.manifest.axes.values()) > _TURNS_WORTH_OPTIMIZING
 
 
-def emulated_kernel(trial: Trial, launch: LaunchRecord, known: Mapping[str, np.ndarray]) -> EmulatedKernel:
+def emulated_kernel(trial: Trial, launch: LaunchRecord, inputs: Mapping[str, np.ndarray]) -> EmulatedKernel:
     """A launch's CUDA text and what a run of it takes, by the values of what it reads; outputs are poisoned."""
-    tensors, arrays = _arguments(trial, launch, known)
+    tensors, arrays = _arguments(trial, launch, inputs)
     return EmulatedKernel(
         source=trial.source(launch),
         entry=launch.entry,
@@ -342,7 +345,7 @@ def emulated_kernel(trial: Trial, launch: LaunchRecord, known: Mapping[str, np.n
 
 
 def is_guard_written(flat: np.ndarray, output: Tensor) -> bool:
-    """Whether something was written behind the end of an output."""
+    """True if something was written behind the end of an output."""
     return not np.isnan(flat[output.element_count :]).all()
 
 

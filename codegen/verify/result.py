@@ -11,7 +11,7 @@ NOT_RUN = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was run and what came out.
+    """Record of a run and its outcome.
 
     Attributes:
         passed: the outputs agree and the guards are untouched.
@@ -39,5 +39,5 @@ class Verification:
 
     @property
     def ran(self) -> bool:
-        """Whether an engine was at hand to run the kernel."""
+        """True if an engine was at hand to run the kernel."""
         return self.method != NOT_RUN

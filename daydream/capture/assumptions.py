@@ -1,4 +1,4 @@
-"""What a capture supposes of values that a model reads: there are no data to read them from.
+"""Assumptions of a capture on values that a model reads: there are no data to read them from.
 
 A model of a library whose control flow depends on its data takes what is supposed: how many elements ``torch.nonzero``
 finds, and which value the host reads of a tensor.
@@ -46,7 +46,7 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, float]:
     return assumed
 
 
-def told_assumptions(assumed: Mapping[str, float]) -> list[str]:
+def assumption_texts(assumed: Mapping[str, float]) -> list[str]:
     """The assumptions as sentences."""
     return [KINDS[name].format(value) for name, value in assumed.items()]
 
@@ -57,7 +57,7 @@ def values_assumed(assumed: Mapping[str, float]) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         if "nonzero" in assumed:
-            library.impl("nonzero", _found(assumed["nonzero"]), "Meta")
+            library.impl("nonzero", _nonzero_of(assumed["nonzero"]), "Meta")
             library.impl("masked_select", _selected(assumed["nonzero"]), "Meta")
         if "item" in assumed:
             library.impl("_local_scalar_dense", _read(assumed["item"]), "Meta")
@@ -81,7 +81,7 @@ def _count(tensor: torch.Tensor, share: float) -> int:
     return min(max(round(tensor.numel() * share), 1), tensor.numel())
 
 
-def _found(share: float) -> Any:
+def _nonzero_of(share: float) -> Any:
     def nonzero(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty((_count(tensor, share), tensor.dim()), dtype=torch.int64)
 

@@ -26,7 +26,7 @@ class CapturedOperator:
         read: storages of its arguments.
         written: storages of its results, without those of new tensors that share an argument's storage.
         made: storages that did not exist before it.
-        freed: storages that nobody holds any more when the next operator starts.
+        freed: storages without an owner when the next operator starts.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What goes wrong inside a model, as one line."""
+"""Failures inside a model, as one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataDependentError(InputError):
 
 
 @contextmanager
-def failures_told(title: str, source: Path | None = None) -> Iterator[None]:
+def failures_as_errors(title: str, source: Path | None = None) -> Iterator[None]:
     """Within, exceptions become an :class:`InputError` with the place in the user's file; prints go to stderr.
 
     Args:
@@ -45,8 +45,8 @@ def failure(error: BaseException, title: str, source: Path | None = None) -> Inp
     """An exception of a model as one line."""
     message = str(error)
     by_data = next((each for pattern in _DATA_DEPENDENT for each in pattern.findall(message)), None)
-    told = failure_in_file(error, source) if source is not None else None
-    field = told.field if told is not None else title
+    in_file = failure_in_file(error, source) if source is not None else None
+    field = in_file.field if in_file is not None else title
     if by_data is not None:
         read = "item" in by_data or "copy" in by_data
         problem = (
@@ -60,8 +60,8 @@ def failure(error: BaseException, title: str, source: Path | None = None) -> Inp
         )
     if "not compiled with CUDA" in message:
         return InputError(field, "asks for a board", "leave the device out: the capture has tensors without data")
-    if told is not None:
-        return InputError(field, told.problem)
+    if in_file is not None:
+        return InputError(field, in_file.problem)
     return InputError(field, f"{type(error).__name__}: {_first(message)}" if message else type(error).__name__)
 
 

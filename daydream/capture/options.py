@@ -1,4 +1,4 @@
-"""How a step is captured, and the words that the options take."""
+"""Options of capturing a step, and the words that they take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
-    """How a step is captured.
+    """Options of capturing a step.
 
     Attributes:
         batch: samples; None for what the model's source says, else 1.

@@ -85,8 +85,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     """
     if isinstance(source, str):
         _check_packages()
-    from daydream.capture.assumptions import parse_assumptions, told_assumptions, values_assumed
-    from daydream.capture.failures import failures_told
+    from daydream.capture.assumptions import assumption_texts, parse_assumptions, values_assumed
+    from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
     from daydream.capture.pytorch.checkpoints import apply_checkpoints
     from daydream.capture.pytorch.meta_kernels import board_kernels
@@ -116,9 +116,9 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     if options.channels_last:
         subject = _channels_last(subject)
     values = parse_assumptions(options.assume)
-    assumed += told_assumptions(values)
+    assumed += assumption_texts(values)
     with (
-        failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data(),
+        failures_as_errors(subject.title, subject.source), board_kernels(kernel), positions_without_data(),
         values_assumed(values),
     ):  # fmt: skip
         step = capture(

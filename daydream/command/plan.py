@@ -19,7 +19,7 @@ from hal.support.errors import InputError
 if TYPE_CHECKING:
     from daydream.plan.layout import Layout
     from daydream.plan.planned import PlannedStep
-    from daydream.plan.search import Candidate, Found
+    from daydream.plan.search import Candidate, FittingPlan
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec
@@ -127,7 +127,7 @@ def plan_command(
     MODEL is named as for daydream predict. Ranks are numbered as Megatron does: neighbours share layers, then come
     copies of the model, then stages.
     """
-    from daydream.plan.answer import print_found, print_plan
+    from daydream.plan.answer import print_plan, print_plans
     from daydream.plan.planned import planned
 
     if plot is not None:
@@ -141,7 +141,7 @@ def plan_command(
         plans, tried = _searched(model, (device, node), ranks, rows, options)
         steps = [each.step for each in plans]
         if not as_json:
-            print_found(plans, tried)
+            print_plans(plans, tried)
     else:
         layout = _layout(place, nodes, options)
         layout.check(place)
@@ -241,11 +241,11 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
 
 def _searched(
     model: str, where: tuple[str, str | None], ranks: int, rows: int, options: dict[str, Any]
-) -> tuple[list[Found], int]:
+) -> tuple[list[FittingPlan], int]:
     """Plans that fit, the fastest first, and how many were tried; ``where`` names board and node."""
     from daydream.plan.layout import Layout
     from daydream.plan.planned import planned
-    from daydream.plan.search import Outcome, best, candidates, captures
+    from daydream.plan.search import CandidateOutcome, best, candidates, captures
 
     board = _board(where[0])
     place = _node(board, where[1])
@@ -269,9 +269,9 @@ def _searched(
     ]
     echo = partial(click.echo, err=True)
     done = answers(search_part, parts, progress=lambda words: echo(f"daydream: {words} captures"), **engine)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CandidateOutcome] = {}
     for places, answer in zip(groups.values(), done, strict=True):
-        outcomes |= {each: Outcome(*pair) for each, pair in zip(places, answer, strict=True)}
+        outcomes |= {each: CandidateOutcome(*pair) for each, pair in zip(places, answer, strict=True)}
     units_by_layout: dict[tuple[Any, ...], Units] = {}
 
     def plan(candidate: Candidate) -> PlannedStep:

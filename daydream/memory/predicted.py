@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepMemory:
-    """What a step needs of a board's memory, in bytes.
+    """Memory that a step needs on a board, in bytes.
 
     Attributes:
         capture: the step.
@@ -62,12 +62,12 @@ class StepMemory:
 
     @property
     def on_device(self) -> int:
-        """What nvidia-smi shows of the process."""
+        """Memory that nvidia-smi shows for the process."""
         return self.reserved + self.context
 
     @property
     def fits(self) -> bool:
-        """Whether the board has that much."""
+        """True if the board has that much."""
         capacity = self.device.dram.capacity_bytes
         return capacity is None or self.on_device <= capacity
 
@@ -76,9 +76,9 @@ class StepMemory:
         """Bytes at the peak by kind, as asked for."""
         return {kind: size for kind, size in self.footprint.owners().items() if size}
 
-    def path_of(self, held: Allocation) -> str:
+    def path_of(self, allocation: Allocation) -> str:
         """The module that an allocation belongs to; empty outside all."""
-        return self.capture.modules[held.module].path if held.module != NONE else ""
+        return self.capture.modules[allocation.module].path if allocation.module != NONE else ""
 
     @property
     def limiting(self) -> str:
@@ -114,7 +114,7 @@ def memory_events(memory: StepMemory, begin_us: Floats, end_us: Floats) -> Memor
     moments = [each for each in last if each.bytes]
     operator = np.array([each.operator for each in moments], np.int64)
     size = np.array([each.bytes for each in moments], np.int64)
-    # What an operator needs it asks for when it begins; what nobody needs any more goes when it is done. What the step
+    # What an operator needs it asks for when it begins; what is not needed any more goes when it is done. What the step
     # before has left goes first.
     time = np.where(size > 0, begin_us[operator], end_us[operator]) if len(moments) else np.empty(0)
     first = int(np.argmax(size > 0)) if len(moments) else 0

@@ -23,7 +23,7 @@ from hal.support.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """How far lists of buckets have come that all end with the same gradient: a row of every array for each list.
+    """Progress of lists of buckets that all end with the same gradient: a row of every array for each list.
 
     Attributes:
         end: when the channel is free.
@@ -222,12 +222,14 @@ class _Paths:
         into = _incoming(graph)
         duration, gap = graph.duration_us.tolist(), graph.gap_us.tolist()
         for row in _order(graph, into, set(seeds), wanted):
-            found = np.full(self._columns, -np.inf)
-            found[seeds.get(row, [])] = 0.0
+            longest = np.full(self._columns, -np.inf)
+            longest[seeds.get(row, [])] = 0.0
             for source, lag, holds_thread in into.get(row, ()):
                 if (before := self._start.get(source)) is not None:
-                    np.maximum(found, before + (duration[source] + (gap[source] if holds_thread else lag)), out=found)
-            self._start[row] = found
+                    np.maximum(
+                        longest, before + (duration[source] + (gap[source] if holds_thread else lag)), out=longest
+                    )
+            self._start[row] = longest
 
     def to_end(self, row: int) -> Floats:
         """To the end of a task; -inf where no path leads there, and for no task (-1)."""
@@ -248,8 +250,8 @@ def _incoming(graph: TaskGraph) -> dict[int, list[tuple[int, float, bool]]]:
         graph.edge_source.tolist(), graph.edge_target.tolist(), graph.edge_lag_us.tolist(), strict=True
     ):
         into[target].append((source, lag, False))
-    held_by, held = graph.queue
-    for source, target in zip(held_by.tolist(), held.tolist(), strict=True):
+    releasing, delayed = graph.queue
+    for source, target in zip(releasing.tolist(), delayed.tolist(), strict=True):
         into[target].append((source, 0.0, False))
     for source, target in enumerate(graph.following.tolist()):
         if target != NONE:
@@ -283,10 +285,10 @@ def _order(
 
 
 def _closure(rows: set[int], step: dict[int, list[int]]) -> set[int]:
-    found, stack = set(rows), list(rows)
+    reached, stack = set(rows), list(rows)
     while stack:
         for row in step.get(stack.pop(), ()):
-            if row not in found:
-                found.add(row)
+            if row not in reached:
+                reached.add(row)
                 stack.append(row)
-    return found
+    return reached

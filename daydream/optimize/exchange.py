@@ -26,7 +26,7 @@ Ends = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a training exchanges, on which network.
+    """Gradients that a training exchanges, and the network.
 
     Attributes:
         graph: the training without any exchange of gradients.

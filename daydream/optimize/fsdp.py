@@ -31,7 +31,7 @@ SAME_US = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapping:
-    """How a model is wrapped.
+    """Division of a model into units.
 
     Attributes:
         cuts: the blocks behind which a unit ends; the last block's end is always one.
@@ -86,17 +86,17 @@ class Sharding:
             block = repeated_block(gradient.name)
             if block in sizes:
                 sizes[block] += gradient.bytes
-        found = {
+        bytes_by_block = {
             block: ways[Phase.FORWARD].first
             for block in layers
             if sizes[block] and len(ways := _passes(exchange, layers[block])) == 2
         }
-        if not found:
+        if not bytes_by_block:
             raise InputError("--shard", "the trace names no repeated modules with parameters", "record their names")
-        blocks = tuple(sorted(found, key=lambda block: found[block]))
-        held = tuple(sizes[block] for block in blocks)
+        blocks = tuple(sorted(bytes_by_block, key=lambda block: bytes_by_block[block]))
+        block_bytes = tuple(sizes[block] for block in blocks)
         total = sum(gradient.bytes for gradient in exchange.of_step)
-        return Sharding(exchange, blocks, held, total - sum(held))
+        return Sharding(exchange, blocks, block_bytes, total - sum(block_bytes))
 
     def modules(self, wrapping: Wrapping) -> list[list[str]]:
         """The blocks of every unit."""
@@ -146,7 +146,7 @@ class Sharding:
 
 
 def usual_wrapping(sharding: Sharding) -> Wrapping:
-    """What tutorials do: every block a unit, no prefetch beyond FSDP2's own."""
+    """Wrapping of tutorials: every block a unit, no prefetch beyond FSDP2's own."""
     return Wrapping(cuts=tuple(range(len(sharding.blocks))))
 
 
@@ -196,15 +196,15 @@ def _passes(exchange: Exchange, layers: frozenset[int]) -> dict[Phase, _Pass]:
     """The tasks of some layers in the forward and the backward pass, where they have any on host and board."""
     graph = exchange.graph
     of_layers = np.isin(graph.layer, list(layers)) & (graph.step == exchange.step)
-    found = {}
+    passes = {}
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         board = np.flatnonzero(of_layers & graph.on_gpu & (graph.phase == phase))
         host = np.flatnonzero(of_layers & graph.on_cpu & (graph.phase == phase))
         if len(board) and len(host):
-            found[phase] = _Pass(
+            passes[phase] = _Pass(
                 first_call=int(host[0]), last_call=int(host[-1]), first=int(board[0]), last=int(board[-1])
             )
-    return found
+    return passes
 
 
 @dataclass
@@ -305,5 +305,5 @@ def _half_us(cost: AllReduceCost, size: float) -> float:
         return all_gather_us(size, cost.workers, cost.bandwidth, cost.latency_us) * cost.slower
     from roller.library.collectives import collective_seconds
 
-    told = collective_seconds("all_gather", max(size, 1.0), cost.workers, cost.node)
-    return float(told.kernel_seconds) * 1e6 * cost.slower
+    library_times = collective_seconds("all_gather", max(size, 1.0), cost.workers, cost.node)
+    return float(library_times.kernel_seconds) * 1e6 * cost.slower

@@ -1,4 +1,4 @@
-"""What the search found, as DDP, FSDP and ``torch.utils.checkpoint`` take it, and why it wins."""
+"""Result of the search as DDP, FSDP and ``torch.utils.checkpoint`` take it, and why it wins."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def plan_record(answer: Optimized, source: str) -> dict[str, Any]:
         },
         "ddp": {
             "bucket_cap_mb": best.limit_mb,
-            "bucket_cap_mb_list": [bucket.bytes / MEBIBYTE for bucket in _found(best)],
+            "bucket_cap_mb_list": [bucket.bytes / MEBIBYTE for bucket in _buckets(best)],
             "buckets": [
                 [gradient.name for gradient in exchange.of_step[bucket.first : bucket.last + 1]]
-                for bucket in _found(best)
+                for bucket in _buckets(best)
             ],
         },
         "passes": [{"name": each.name, "parameters": each.parameters} for each in best.applied],
@@ -112,7 +112,7 @@ def checkpointed(variant: Variant) -> list[str]:
 def why(answer: Optimized) -> list[str]:
     """In sentences where the old and the new step differ."""
     before, best = answer.before, answer.best
-    old, new = buckets_of(before.exchange, before.step, before.usual), _found(best)
+    old, new = buckets_of(before.exchange, before.step, before.usual), _buckets(best)
     sentences = [f"{text}: {note}" for text, note in _of_passes(best)]
     exposed = [_behind(before, before.usual), _behind(best, best.best)]
     if best.best == before.usual and not best.requests:
@@ -135,7 +135,7 @@ def _network_name(cost: AllReduceCost) -> str:
     return cost.node.name if cost.node is not None else f"{cost.bandwidth:g} GB/s"
 
 
-def _found(variant: Variant) -> list[Bucket]:
+def _buckets(variant: Variant) -> list[Bucket]:
     return buckets_of(variant.exchange, variant.step, variant.best)
 
 

@@ -27,7 +27,7 @@ SAME_US = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Prunings:
-    """What a search leaves out; the answer is the same with and without each.
+    """Lists that a search leaves out; the answer is the same with and without each.
 
     Attributes:
         bound: lists that cannot beat the best one known.
@@ -57,23 +57,23 @@ class Found:
     replayed: int
 
 
-def best_buckets(step: CoarseStep, known: Iterable[Ends] = (), prunings: Prunings | None = None) -> Found:
+def best_buckets(step: CoarseStep, given_lists: Iterable[Ends] = (), prunings: Prunings | None = None) -> Found:
     """The list of buckets with which the step is shortest; of equal ones the first known, else one of few buckets.
 
     Args:
         step: the coarsened view.
-        known: lists to beat, first the one that a user has.
+        given_lists: lists to beat, first the one that a user has.
         prunings: what to leave out, by default everything that may be.
     """
     prunings = prunings or Prunings()
     relaxed = _Relaxed.of(step)
-    lists = [*known, relaxed.ends]
+    lists = [*given_lists, relaxed.ends]
     lengths = [step.replay(ends) for ends in lists]
     best = int(np.argmin(np.array(lengths) > min(lengths) + SAME_US))
-    found = _search(step, relaxed, lengths[best] if prunings.bound else np.inf, prunings)
-    ends, length, tried, replayed = lists[best], lengths[best], found.tried + len(lists), found.replayed
-    if found.ends and found.length_us < length - SAME_US:
-        ends, length = found.ends, found.length_us
+    result = _search(step, relaxed, lengths[best] if prunings.bound else np.inf, prunings)
+    ends, length, tried, replayed = lists[best], lengths[best], result.tried + len(lists), result.replayed
+    if result.ends and result.length_us < length - SAME_US:
+        ends, length = result.ends, result.length_us
     if ends != lists[0] or lists[0] is relaxed.ends:
         ends, more = _merged(step, ends, length + SAME_US)
         length, tried = step.replay(ends), tried + more
@@ -81,7 +81,7 @@ def best_buckets(step: CoarseStep, known: Iterable[Ends] = (), prunings: Pruning
 
 
 @dataclass(eq=False)
-class _Kept:
+class _Lists:
     """Lists that nothing dominates so far, in rows.
 
     Attributes:
@@ -116,44 +116,44 @@ def _search(step: CoarseStep, relaxed: _Relaxed, limit: float, prunings: Pruning
     count, took = len(step), step.took_us
     open_ = cuts(took, step.ready, step.producer, step.hook, step.call_us) if prunings.groups else np.ones(count, bool)
     none = np.array([NONE])
-    kept = _Kept(step.start(), none, none, np.array([-np.inf]), [()])
+    candidates = _Lists(step.start(), none, none, np.array([-np.inf]), [()])
     tried = replayed = 0
     for place in range(count):
-        kept.waiting = np.maximum(kept.waiting, kept.progress.ready[:, place])
+        candidates.waiting = np.maximum(candidates.waiting, candidates.progress.ready[:, place])
         if not open_[place]:
             continue
-        rows = np.flatnonzero(kept.last < place)
-        returned = kept.progress.issued[rows, place] + step.call_us[place]
-        ready = np.maximum(returned, kept.waiting[rows])
-        end = np.maximum(kept.progress.end[rows], ready) + took[kept.last[rows] + 1, place]
+        rows = np.flatnonzero(candidates.last < place)
+        returned = candidates.progress.issued[rows, place] + step.call_us[place]
+        ready = np.maximum(returned, candidates.waiting[rows])
+        end = np.maximum(candidates.progress.end[rows], ready) + took[candidates.last[rows] + 1, place]
         tried += len(rows)
         fine = np.ones(len(rows), np.bool_)
         if prunings.bound:
-            fine &= relaxed.at_best(place, end, kept.progress.done[rows]) < limit - SAME_US
+            fine &= relaxed.at_best(place, end, candidates.progress.done[rows]) < limit - SAME_US
         if prunings.tensors:
-            fine &= ~_better_fused(kept, rows, place, ready, took)
+            fine &= ~_better_fused(candidates, rows, place, ready, took)
         rows, returned, end = rows[fine], returned[fine], end[fine]
         if not len(rows):
             continue
-        grown = step.behind_call(kept.progress.only(rows), place, returned, end)
+        grown = step.behind_call(candidates.progress.only(rows), place, returned, end)
         replayed += len(rows)
         chosen = _undominated(grown, place)
-        kept.add(grown.only(chosen), place, rows[chosen])
-    complete = np.flatnonzero(kept.last == count - 1)
+        candidates.add(grown.only(chosen), place, rows[chosen])
+    complete = np.flatnonzero(candidates.last == count - 1)
     if not len(complete):
         return Found(ends=(), length_us=np.inf, tried=tried, replayed=replayed)
-    lengths = step.length_us(kept.progress.only(complete))
+    lengths = step.length_us(candidates.progress.only(complete))
     best = int(complete[np.argmin(lengths)])
-    return Found(ends=kept.ends[best], length_us=float(lengths.min()), tried=tried, replayed=replayed)
+    return Found(ends=candidates.ends[best], length_us=float(lengths.min()), tried=tried, replayed=replayed)
 
 
-def _better_fused(kept: _Kept, rows: Ints, place: int, ready: Floats, took: Floats) -> NDArray[np.bool_]:
+def _better_fused(candidates: _Lists, rows: Ints, place: int, ready: Floats, took: Floats) -> NDArray[np.bool_]:
     """Which of these lists with a bucket up to `place` more would be better with that and their last bucket in one."""
     better = np.zeros(len(rows), np.bool_)
-    two = kept.last[rows] != NONE
-    last, before = kept.last[rows[two]], kept.last[kept.parent[rows[two]]]
+    two = candidates.last[rows] != NONE
+    last, before = candidates.last[rows[two]], candidates.last[candidates.parent[rows[two]]]
     fused, alone = took[before + 1, place], took[last + 1, place]
-    pays = tensor_fusion_pays(kept.progress.end[rows[two]], ready[two], fused, alone)
+    pays = tensor_fusion_pays(candidates.progress.end[rows[two]], ready[two], fused, alone)
     better[two] = pays & subadditive(took, before + 1, last, place)
     return better
 
@@ -177,7 +177,7 @@ def _undominated(progress: Progress, place: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class _Relaxed:
-    """What is left of a step at best, if calls delay nothing but their own bucket.
+    """Remainder of a step at best, if calls delay nothing but their own bucket.
 
     Attributes:
         step: the coarsened view.
@@ -218,7 +218,7 @@ class _Relaxed:
         return _Relaxed(step, np.append(free[:, count], -np.inf), busy, tuple(ends[::-1]))
 
     def at_best(self, place: int, end: Floats, done: Floats) -> Floats:
-        """What no list takes less than that begins with one whose last bucket, up to `place`, ends at `end`."""
+        """Bound below every list that begins with one whose last bucket, up to `place`, ends at `end`."""
         step = self.step
         last = np.maximum(end + self.busy[place + 1], self.left[place + 1])
         return np.maximum(np.maximum(done, last + step.tail), last) - step.begin
@@ -243,14 +243,14 @@ def walked(step: CoarseStep) -> Ends:
     ends: list[int] = []
     progress, first, last_start = step.start(), 0, step.start()
     for place in range(len(step)):
-        apart = step.extended(progress, place, place)
+        extended = step.extended(progress, place, place)
         if place and _pays(step, progress, first, place):
             ends[-1] = place
             progress = step.extended(last_start, first, place)
         else:
             last_start, first = progress, place
             ends.append(place)
-            progress = apart
+            progress = extended
     return tuple(ends)
 
 
@@ -269,10 +269,10 @@ def by_limits(sizes: Floats, limits: Sequence[float]) -> Ends:
     (0, 2, 4)
     """
     ends: list[int] = []
-    held = 0.0
+    filled = 0.0
     for place, size in enumerate(sizes.tolist()):
-        held += size
-        if held >= limits[min(len(ends), len(limits) - 1)]:
+        filled += size
+        if filled >= limits[min(len(ends), len(limits) - 1)]:
             ends.append(place)
-            held = 0.0
+            filled = 0.0
     return tuple(ends) if ends and ends[-1] == len(sizes) - 1 else (*ends, len(sizes) - 1)

@@ -36,7 +36,7 @@ SAVING = (
 WORTH = 1e-4
 
 #: Most values of ``bucket_cap_mb`` that are tried one MiB apart; larger ones are tried eight to an octave.
-WHOLE_MIB = 512
+LINEAR_MIB = 512
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +80,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Optimized:
-    """What the search found.
+    """Result of the search.
 
     Attributes:
         before: the step as it is; its usual buckets are what a user has today.
@@ -109,7 +109,7 @@ def optimized(
         exchange: the training.
         passes: to try.
         memory_bytes: what the step may hold at its peak.
-        progress: is told what is tried.
+        progress: called with the variant that is tried.
 
     Raises:
         InputError: nothing fits into the memory, or a pass refuses the graph.
@@ -139,7 +139,7 @@ def optimized(
 
 
 def no_later(one: CoarseStep, other: CoarseStep) -> bool:
-    """Whether one step is no longer than another with any buckets: theorem 3's first half, for all operators at once.
+    """True if one step is no longer than another with any buckets: theorem 3's first half, for all operators at once.
 
     Every time and every path is no longer, so every replay is no later. Fusing operators delays the gradients of all
     but the last; where it delays none, and calls are hidden no worse, it cannot hurt.
@@ -196,10 +196,10 @@ def _variant(exchange: Exchange, requests: tuple[PassRequest, ...]) -> Variant:
         exchange = replace(exchange, graph=graph, gradients=carried(exchange.gradients, exchange.graph, graph))
     step = coarsened(exchange)
     usual, (limit_mb, limited) = exchange.usual(), best_limit(exchange, step)
-    found = best_buckets(step, [usual, limited])
-    lengths = {ends: step_length_us(exchange, step, ends) for ends in (usual, found.ends, limited)}
+    result = best_buckets(step, [usual, limited])
+    lengths = {ends: step_length_us(exchange, step, ends) for ends in (usual, result.ends, limited)}
     # What saves next to nothing is no reason to change.
-    best = min((found.ends, limited), key=lambda ends: lengths[ends])
+    best = min((result.ends, limited), key=lambda ends: lengths[ends])
     memory = memory_of(graph)
     return Variant(
         requests=requests,
@@ -228,8 +228,8 @@ def best_limit(exchange: Exchange, step: CoarseStep) -> tuple[float, Ends]:
     """The ``bucket_cap_mb`` with which the step is shortest, of equal ones that of fewest buckets, and its buckets."""
     sizes = np.array([gradient.bytes for gradient in exchange.of_step])
     most = float(sizes.sum() / MEBIBYTE)
-    octaves = np.ceil(WHOLE_MIB * 2.0 ** (np.arange(0, 160) / 8))
-    limits = np.concatenate([np.arange(1, WHOLE_MIB), octaves])
+    octaves = np.ceil(LINEAR_MIB * 2.0 ** (np.arange(0, 160) / 8))
+    limits = np.concatenate([np.arange(1, LINEAR_MIB), octaves])
     limits = limits[: int(np.searchsorted(limits, most)) + 1]
     lists = {by_limits(sizes, [limit * MEBIBYTE]): float(limit) for limit in limits[::-1].tolist()}
     lengths = {ends: step.replay(ends) for ends in lists}
@@ -244,17 +244,17 @@ def carried(gradients: Gradients, before: TaskGraph, after: TaskGraph) -> Gradie
     A task is found by the event that it was made from. Where it was fused into another, or left out, what completes
     the gradient is the task before it on its thread that is still there: a fused kernel stands where its first one was.
     """
-    kept = {event: row for row, event in enumerate(after.event.tolist()) if event != NONE}
-    found: dict[int, int] = {}
+    row_by_event = {event: row for row, event in enumerate(after.event.tolist()) if event != NONE}
+    new_rows: dict[int, int] = {}
     last: dict[int, int] = {}
     for row in before.by_thread.tolist():
         thread, event = int(before.thread[row]), int(before.event[row])
-        if event in kept:
-            last[thread] = kept[event]
-        found[row] = last.get(thread, NONE)
-    found[NONE] = NONE
+        if event in row_by_event:
+            last[thread] = row_by_event[event]
+        new_rows[row] = last.get(thread, NONE)
+    new_rows[NONE] = NONE
     steps = {
-        step: tuple(replace(each, ready=found[each.ready], hook=found[each.hook]) for each in of_step)
+        step: tuple(replace(each, ready=new_rows[each.ready], hook=new_rows[each.hook]) for each in of_step)
         for step, of_step in gradients.steps.items()
     }
     return Gradients(gradients.source, steps)

@@ -38,7 +38,7 @@ def tensor_fusion_pays(
 
 
 def subadditive(took_us: Floats, first: Ints | int, middle: Ints | int, last: Ints | int) -> NDArray[np.bool_]:
-    """Whether gradients first to last take no longer as one tensor than as two, cut behind middle.
+    """True if gradients first to last take no longer as one tensor than as two, cut behind middle.
 
     Rings do: what is added is a latency. A library that changes its algorithm with the size may not.
     """

@@ -1,4 +1,4 @@
-"""What `daydream plan` says: tables for the terminal."""
+"""Answers of `daydream plan`: tables for the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daydream.plan.planned import PlannedStep
-from daydream.plan.search import Found, reason
+from daydream.plan.search import FittingPlan, reason
 from daydream.report.tables import percent, table
 from hal.support.tables import print_line, print_table
 
@@ -45,19 +45,19 @@ def print_summary(steps: Sequence[PlannedStep]) -> None:
     print_table(view)
 
 
-def print_found(found: Sequence[Found], tried: int) -> None:
+def print_plans(plans: Sequence[FittingPlan], tried: int) -> None:
     """The best plans with the reason why they win."""
-    best = found[0].step
+    best = plans[0].step
     node = best.costs.node
     where = best.device.name + (f" in {node.name}" if node is not None else "")
     title = f"{best.costs.units.capture.title} on {best.layout.ranks} x {where}: best of {tried} plans"
     view = table(title, "plan", "step ms", "samples/s", "memory GB", "reason")
     view.columns[-1].justify = "left"
-    for place, each in enumerate(found):
+    for place, each in enumerate(plans):
         pace = each.step.samples_per_second
         view.add_row(
             Text(each.candidate.words), f"{1e3 * each.step.seconds:,.1f}", "-" if pace is None else f"{pace:,.1f}",
-            _gigabytes(each.step), reason(found, place),
+            _gigabytes(each.step), reason(plans, place),
         )  # fmt: skip
     print_table(view, drop=("samples/s", "memory GB"))
 
@@ -75,9 +75,9 @@ def _stages(step: PlannedStep, rows: int) -> Table:
 def _memory(step: PlannedStep) -> Table:
     memory = step.memory
     view = table("Memory of the rank that needs most, at its peak", "held", "GB", "share")
-    whole = sum(memory.owners.values())
+    total_bytes = sum(memory.owners.values())
     for kind, size in sorted(memory.owners.items(), key=lambda item: -item[1]):
-        view.add_row(kind.value, f"{size / 1e9:.2f}", percent(size, whole))
+        view.add_row(kind.value, f"{size / 1e9:.2f}", percent(size, total_bytes))
     for name, size in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.on_device)):
         view.add_row(name, f"{size / 1e9:.2f}", "")
     return view

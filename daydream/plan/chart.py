@@ -31,7 +31,11 @@ def write_chart(step: PlannedStep, path: Path) -> None:
     phases = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.UPDATE: "update"}
     for stage in range(stages):
         of_stage = [graph.threads[thread].process == stage for thread in graph.thread.tolist()]
-        rows = [row for row, own in enumerate(of_stage) if own and graph.on_gpu[row] and graph.duration_us[row] > 0]
+        rows = [
+            row
+            for row, is_on_stage in enumerate(of_stage)
+            if is_on_stage and graph.on_gpu[row] and graph.duration_us[row] > 0
+        ]
         for phase, name in phases.items():
             bars = [row for row in rows if graph.kind[row] == TaskKind.KERNEL and graph.phase[row] == phase]
             panel.broken_barh(_spans(timeline, bars), (stage - 0.4, 0.5), color=COLOURS[name], ec="white", lw=0.2)
@@ -45,8 +49,8 @@ def write_chart(step: PlannedStep, path: Path) -> None:
         f"{step.costs.units.capture.title}: {step.layout.words} on {step.device.name}", loc="left", fontsize=10
     )
     panel.spines[["top", "right"]].set_visible(False)
-    known = {**COLOURS, "exchange": _EXCHANGE}
-    handles = [Patch(color=colour, label=name) for name, colour in known.items()]
+    colours = {**COLOURS, "exchange": _EXCHANGE}
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     try:
         figure.savefig(path)

@@ -1,4 +1,4 @@
-"""What the passes of a stage take: kernels and launches of every unit, and every collective of the plan."""
+"""Costs of the passes of a stage: kernels and launches of every unit, and every collective of the plan."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class Costs:
 
     def update(self, members: Sequence[int]) -> Pass:
         """The update of some units' parameters, as far as the rank keeps them."""
-        whole = self._pass(np.flatnonzero(self.units.phase == Phase.UPDATE))
+        full_pass = self._pass(np.flatnonzero(self.units.phase == Phase.UPDATE))
         captured = sum(each.tensor.elements for each in self.units.capture.parameters if each.trained)
         trained = float(self.units.trained[list(members)].sum())
         share = trained / captured if captured else 0.0
-        device = whole.device * share + self._copied(trained)
-        return Pass(device, min(whole.lead, whole.host * share), whole.host * share, 0.0)
+        device = full_pass.device * share + self._copied(trained)
+        return Pass(device, min(full_pass.lead, full_pass.host * share), full_pass.host * share, 0.0)
 
     def _copied(self, elements: float) -> float:
         """Seconds in which gradients of 16 bits become float32 and parameters are copied back from float32."""
@@ -118,8 +118,8 @@ class Costs:
         sizes = [element_bytes(each.tensor.dtype) for each in self.units.capture.parameters if each.trained]
         if layout.shard == "fsdp" or not layout.master or not sizes or min(sizes) >= _FULL_BYTES:
             return 0.0
-        kept = elements / (layout.data if layout.shard in ("zero1", "zero2") else 1)
-        moved = 2 * kept * (min(sizes) + _FULL_BYTES)
+        elements_of_rank = elements / (layout.data if layout.shard in ("zero1", "zero2") else 1)
+        moved = 2 * elements_of_rank * (min(sizes) + _FULL_BYTES)
         return moved / self.step.device.dram.bandwidth_bytes_per_second
 
     # Collectives between ranks
@@ -140,7 +140,7 @@ class Costs:
         return moved / self.step.device.dram.bandwidth_bytes_per_second
 
     def slowed(self, exchanged: float) -> float:
-        """Seconds that kernels lose to collectives beside them, which take multiprocessors of their own."""
+        """Seconds that kernels lose to concurrent collectives, which take multiprocessors of their own."""
         return exchanged * min(CHANNELS / self.step.device.unit_count, 1.0)
 
     def hand_over(self, stage: int, other: int) -> float:
@@ -199,7 +199,7 @@ def costs_of(
     capture = units.capture
     # A job of many boards runs for hours.
     device = settled(device)
-    changed = replace(capture, operators=tuple(_kept_part(each, capture, layout) for each in capture.operators))
+    changed = replace(capture, operators=tuple(_part_of_rank(each, capture, layout) for each in capture.operators))
     (step,) = predicted(changed, [device], implementation)
     prices = list(step.prices)
     for row, operator in enumerate(capture.operators):
@@ -227,7 +227,7 @@ def _beside(prices: Sequence[OperatorPrice], row: int) -> float:
 def _exposed(seconds: float, product: float, collective: str, ranks: int) -> float:
     """Seconds of an exchange that its product does not hide, both in as many parts as there are ranks.
 
-    A gather begins with the part that a rank has, so that ``ranks - 1`` parts arrive beside products; a sum ends with a
+    A gather begins with the part that a rank has, so that ``ranks - 1`` parts arrive during products; a sum ends with a
     part that is sent behind the last product (Wang et al., "Overlap Communication with Dependent Computation via
     Decomposition in Large Deep Learning Models", ASPLOS 2023, section 5). An all-reduce is a sum and a gather.
 
@@ -256,13 +256,13 @@ def _seconds(collective: str, size: float, ranks: int, node: NodeSpec, per_node:
     return float(collective_seconds(collective, size, ranks, node, per_node=per_node).kernel_seconds)
 
 
-def _kept_part(operator: CapturedOperator, capture: Capture, layout: Layout) -> CapturedOperator:
+def _part_of_rank(operator: CapturedOperator, capture: Capture, layout: Layout) -> CapturedOperator:
     """An operator of the update over the part of the parameters that a rank keeps, in full precision."""
     if operator.phase != Phase.UPDATE:
         return operator
     ranks = layout.data if layout.shard != "none" else 1
 
-    def kept(tensor: RecordedTensor) -> RecordedTensor:
+    def part(tensor: RecordedTensor) -> RecordedTensor:
         if not tensor.dims or tensor.elements == 1:
             return tensor
         # Sizes of one row keep equal parameters equal.
@@ -270,7 +270,7 @@ def _kept_part(operator: CapturedOperator, capture: Capture, layout: Layout) -> 
         return RecordedTensor((ceil(tensor.elements / ranks),), dtype, (1,))
 
     inputs = operator.inputs
-    tensors = tuple(kept(each) if each is not None else None for each in inputs.tensors)
-    lists = tuple(tuple(kept(each) for each in members) for members in inputs.lists)
-    outputs = tuple(kept(each) for each in operator.outputs)
+    tensors = tuple(part(each) if each is not None else None for each in inputs.tensors)
+    lists = tuple(tuple(part(each) for each in members) for members in inputs.lists)
+    outputs = tuple(part(each) for each in operator.outputs)
     return replace(operator, inputs=Inputs(tensors, inputs.values, lists), outputs=outputs)

@@ -3,11 +3,11 @@
 Ranks that differ in their data or tensor direction alone do the same at the same time, so that one of them stands for
 all: nothing in a plan tells them apart.
 
-Collectives follow PyTorch and Megatron. DDP exchanges buckets of gradients as soon as they are full, on a stream beside
-the backward pass. FSDP gathers the parameters of a block while the one before it runs, forward and backward, and sends
-its gradients while the next one runs; with a pipeline parameters stay gathered through the step. Megatron exchanges all
-gradients behind the last backward pass (``overlap`` false). ZeRO's first stage exchanges as these do and gathers the
-parameters behind the update. What a stage makes is sent to the next one while it goes on.
+Collectives follow PyTorch and Megatron. DDP exchanges buckets of gradients as soon as they are full, on a stream of
+their own, during the backward pass. FSDP gathers the parameters of a block while the one before it runs, forward and
+backward, and sends its gradients while the next one runs; with a pipeline parameters stay gathered through the step.
+Megatron exchanges all gradients behind the last backward pass (``overlap`` false). ZeRO's first stage exchanges as
+these do and gathers the parameters behind the update. What a stage makes is sent to the next one while it goes on.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class _Builder:
         """Kernels of some units behind what they wait for; the task at whose end all of them are done."""
         host, kernels = self.host(stage), self.stream(stage, 0)
         first = self.add(f"launch {name}", host, taken.lead, kind=TaskKind.CPU, phase=phase, layer=layer)
-        rest = max(taken.host - taken.lead, 0.0)
-        last = self.add(f"launch rest of {name}", host, rest, kind=TaskKind.CPU, phase=phase, layer=layer)
+        host_remainder = max(taken.host - taken.lead, 0.0)
+        last = self.add(f"launch rest of {name}", host, host_remainder, kind=TaskKind.CPU, phase=phase, layer=layer)
         busy = self.add(name, kernels, taken.device, kind=TaskKind.KERNEL, phase=phase, layer=layer, after=after)
         self.edges.append((first, busy, int(Dependency.LAUNCH)))
         done = self.add(f"end of {name}", kernels, 0.0, kind=TaskKind.KERNEL, phase=phase, layer=layer)
@@ -170,7 +170,7 @@ class _Stage:
     # Passes
 
     def _key(self, forward: bool, micro_batch: int, chunk: int, *, sent: bool) -> tuple[bool, int, int]:
-        """What a pass waits for, or lets another wait for: the part of the model that makes it."""
+        """Key of a pass that another waits for: the part of the model that makes its result."""
         place = chunk * self.costs.layout.pipeline + self.stage
         if sent:
             return forward, micro_batch, place

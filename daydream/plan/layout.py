@@ -1,4 +1,4 @@
-"""How a step is divided among boards: how many ways, in which order the boards stand, what each keeps of the model."""
+"""Division of a step among boards: how many ways, in which order the boards stand, what each keeps of the model."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ class Layout:
         return min(self.data, max(node.boards // self.tensor, 1))
 
     def same_node(self, stage: int, other: int, node: NodeSpec) -> bool:
-        """Whether a rank of one stage finds its neighbour of another in its own node."""
+        """True if a rank of one stage finds its neighbour of another in its own node."""
         size = self.tensor * self.data
         return stage * size // node.boards == other * size // node.boards and abs(stage - other) * size < node.boards
 
 
 def orders(layout: Layout, stage: int) -> list[tuple[bool, int, int]]:
-    """What a stage does, in order: whether forward, which micro-batch, which chunk.
+    """Order of a stage's passes: whether forward, which micro-batch, which chunk.
 
     1F1B is that of PipeDream-Flush, the interleaved one Megatron's (Narayanan et al. 2021, section 2.2.2).
 

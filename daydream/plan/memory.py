@@ -1,4 +1,4 @@
-"""What a rank of a plan holds: its part of the model, gathered parameters, and the micro-batches that are under way.
+"""Memory of a rank of a plan: its part of the model, gathered parameters, and the micro-batches that are under way.
 
 The moments of a rank are the operators of its stage, once for every pass of a micro-batch, in the schedule's order.
 FSDP's buffers follow PyTorch's ``fully_shard``: the gathered array of a unit stays until the next one has arrived, its
@@ -37,7 +37,7 @@ _COUNTER = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankMemory:
-    """What a rank of a stage needs of its board, in bytes.
+    """Memory that a rank of a stage needs on its board, in bytes.
 
     Attributes:
         main: what the stream of the step's own kernels allocates.
@@ -58,7 +58,7 @@ class RankMemory:
 
     @property
     def least(self) -> int:
-        """What nvidia-smi shows at least: nothing is rounded, and no segment is left half empty."""
+        """Least memory that nvidia-smi shows: nothing is rounded, and no segment is left half empty."""
         peak = int((self.main.allocated + self.beside.allocated).max(initial=0))
         return peak + self.handles + self.context
 
@@ -74,7 +74,7 @@ class RankMemory:
 
     @property
     def on_device(self) -> int:
-        """What nvidia-smi shows of the process, without what NCCL takes for itself."""
+        """Memory that nvidia-smi shows of the process, without what NCCL takes for itself."""
         return self.reserved + self.context
 
     @cached_property
@@ -88,10 +88,10 @@ class RankMemory:
 def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) -> RankMemory:
     """The memory of a rank of one stage."""
     moments = _Moments.of(units, _shortened(layout), stage)
-    held = list(_Holding(units, layout, moments).all())
+    holdings = list(_Holding(units, layout, moments).all())
     count = max(moments.count, 1)
-    main = sorted((each for each, beside in held if not beside), key=lambda each: each.born)
-    beside = sorted((each for each, beside in held if beside), key=lambda each: each.born)
+    main = sorted((each for each, beside in holdings if not beside), key=lambda each: each.born)
+    beside = sorted((each for each, beside in holdings if beside), key=lambda each: each.born)
     return RankMemory(
         main=Footprint(count, tuple(main)),
         beside=Footprint(count, tuple(beside)),
@@ -205,7 +205,7 @@ class _Holding:
 
     def all(self) -> Iterator[tuple[Allocation, bool]]:
         """In any order."""
-        yield from ((each, False) for each in self._kept())
+        yield from ((each, False) for each in self._resident())
         if self.layout.shard == "fsdp":
             yield from self._gathered()
         else:
@@ -214,9 +214,9 @@ class _Holding:
         lives = list(self._lives())
         for micro_batch in range(self.moments.micro_batches):
             for life in lives:
-                held = self._in_stage(life, micro_batch)
-                if held is not None:
-                    yield held, False
+                allocation = self._in_stage(life, micro_batch)
+                if allocation is not None:
+                    yield allocation, False
 
     @property
     def _members(self) -> list[int]:
@@ -224,24 +224,24 @@ class _Holding:
 
     # What outlives the step
 
-    def _kept(self) -> Iterator[Allocation]:
+    def _resident(self) -> Iterator[Allocation]:
         """Parameters, their copies in full precision, states of the optimizer, buffers and inputs."""
         capture, layout = self.units.capture, self.layout
         states = [each.bytes for each in capture.storages if each.kind == "optimizer"]
-        whole = sum(each.tensor.bytes for each in capture.parameters if each.trained)
+        parameter_bytes = sum(each.tensor.bytes for each in capture.parameters if each.trained)
         # Some optimizers count their steps on the device.
-        copies, counters = (sum(states) // whole, min(states, default=0)) if whole else (0, 0)
+        copies, counters = (sum(states) // parameter_bytes, min(states, default=0)) if parameter_bytes else (0, 0)
         end = self.moments.count
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
             full = max(_FULL, size) if layout.master and each.trained else size
-            own, part = self._part(each.tensor.dims), self._part(each.tensor.dims, states=True)
-            yield Allocation(own * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
+            elements, part = self._part(each.tensor.dims), self._part(each.tensor.dims, states=True)
+            yield Allocation(elements * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
             if each.trained and layout.shard != "fsdp" and full > size:
                 yield Allocation(part * full, NONE, end, MemoryKind.OPTIMIZER)
             if each.trained:
-                kept = [part * full] * copies + [counters] * (0 < counters <= _COUNTER)
-                yield from (Allocation(each_size, NONE, end, MemoryKind.OPTIMIZER) for each_size in kept)
+                state_bytes = [part * full] * copies + [counters] * (0 < counters <= _COUNTER)
+                yield from (Allocation(each_size, NONE, end, MemoryKind.OPTIMIZER) for each_size in state_bytes)
         for storage in capture.storages:
             if storage.kind in ("buffer", "input") and storage.bytes:
                 kind = MemoryKind.INPUTS if storage.kind == "input" else MemoryKind.WEIGHTS
@@ -249,20 +249,20 @@ class _Holding:
 
     def _part(self, dims: tuple[int, ...], *, states: bool = False) -> int:
         """Elements of a parameter that the rank keeps: PyTorch divides the first dimension."""
-        rows, rest = (dims[0], prod(dims[1:])) if dims else (1, 1)
+        rows, row_elements = (dims[0], prod(dims[1:])) if dims else (1, 1)
         divided = self.layout.shard == "fsdp" or (states and self.layout.shard in ("zero1", "zero2"))
-        return (ceil(rows / self.layout.data) if divided else rows) * rest
+        return (ceil(rows / self.layout.data) if divided else rows) * row_elements
 
     def _updating(self) -> Iterator[Allocation]:
-        """What the update allocates while it runs, of the rank's part of the parameters."""
+        """Memory that the update allocates while it runs, of the rank's part of the parameters."""
         layout, units, moments = self.layout, self.units, self.moments
         captured = sum(each.tensor.elements for each in units.capture.parameters if each.trained)
         if not captured:
             return
-        own = sum(int(units.trained[unit]) for unit in self._members)
+        rank_elements = sum(int(units.trained[unit]) for unit in self._members)
         sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
         wider = max(_FULL / min(sizes), 1.0) if layout.master else 1.0
-        share = own / captured * wider / (layout.data if layout.shard != "none" else 1)
+        share = rank_elements / captured * wider / (layout.data if layout.shard != "none" else 1)
         for each in allocations(units.capture):
             if each.born != NONE and each.bytes and units.phase[each.born] == Phase.UPDATE:
                 outlives = each.died >= len(units.capture.operators)
@@ -311,12 +311,16 @@ class _Holding:
         with the end of the pass.
         """
         moments = self.moments
-        begins_here, ends_here = life.born in moments.chunk, life.died in moments.chunk
+        is_born_in_stage, dies_in_stage = life.born in moments.chunk, life.died in moments.chunk
         is_gradient = life.held.kind is MemoryKind.GRADIENTS
-        if not begins_here and (is_gradient or not ends_here):
+        if not is_born_in_stage and (is_gradient or not dies_in_stage):
             return None
-        last = moments.at(life.died, micro_batch, life.until, forward=life.dies_forward) if ends_here else moments.count
-        if not begins_here:
+        last = (
+            moments.at(life.died, micro_batch, life.until, forward=life.dies_forward)
+            if dies_in_stage
+            else moments.count
+        )
+        if not is_born_in_stage:
             # It is received for the pass of its last use, or for the forward pass where that keeps it.
             begin = moments.begins[life.is_forward, micro_batch, moments.chunk[life.died]]
             return replace(life.held, born=min(begin, last), died=last)
@@ -327,7 +331,7 @@ class _Holding:
             # Those of later micro-batches are added to the first one's.
             last = moments.count if micro_batch == 0 else born
             return replace(life.held, bytes=self._gradient_bytes(life.held.bytes), born=born, died=max(last, born))
-        elif life.died != NONE and not ends_here:
+        elif life.died != NONE and not dies_in_stage:
             last = moments.pass_end(life.born, micro_batch, forward=life.is_forward)
         elif life.died == NONE and micro_batch:
             last = born
@@ -339,8 +343,8 @@ class _Holding:
         layout = self.layout
         if layout.shard == "none" or not self._parameter_bytes:
             return size
-        kept = size * (layout.reduce_bytes or self._parameter_bytes) // self._parameter_bytes
-        return ceil(kept / layout.data) if layout.shard == "zero2" else kept
+        exchanged = size * (layout.reduce_bytes or self._parameter_bytes) // self._parameter_bytes
+        return ceil(exchanged / layout.data) if layout.shard == "zero2" else exchanged
 
     @cached_property
     def _parameter_bytes(self) -> int:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageShares:
-    """What a rank of a stage does in a step, as shares of it that add up to 1.
+    """Activities of a rank of a stage in a step, as shares of it that add up to 1.
 
     Attributes:
         kernels: it computes.
         tensor: its kernels wait for the exchange of a layer's parts.
-        exposed: nothing runs beside gathers and exchanges of gradients, or messages of other stages.
+        exposed: nothing hides gathers and exchanges of gradients, or messages of other stages.
         waiting: it waits for another stage, or its host.
     """
 
@@ -61,7 +61,7 @@ class PlannedStep:
 
     @property
     def layout(self) -> Layout:
-        """How the model is divided."""
+        """Division of the model."""
         return self.costs.layout
 
     @property
@@ -103,7 +103,7 @@ class PlannedStep:
 
     @property
     def usual_utilisation(self) -> float:
-        """Model-FLOPs utilisation as usually told (Chowdhery et al. 2022, appendix B): attention without masks."""
+        """Model-FLOPs utilisation as usually given (Chowdhery et al. 2022, appendix B): attention without masks."""
         return self._of_forward(lambda price, peak: price.flops / peak) / self.seconds
 
     def _of_forward(self, share: Callable[[OperatorPrice, float], float]) -> float:
@@ -122,11 +122,11 @@ class PlannedStep:
 
     @cached_property
     def shares(self) -> tuple[StageShares, ...]:
-        """What every stage does."""
+        """Shares of every stage."""
         return tuple(self._shares(stage) for stage in range(self.layout.pipeline))
 
     def _shares(self, stage: int) -> StageShares:
-        graph, whole = self.timeline.graph, self.timeline.makespan_us
+        graph, makespan_us = self.timeline.graph, self.timeline.makespan_us
         of_stage = np.array([each.process == stage for each in graph.threads])[graph.thread] & graph.on_gpu
         kernels = of_stage & (graph.kind == TaskKind.KERNEL)
         others = of_stage & (graph.kind == TaskKind.COMMUNICATION)
@@ -136,10 +136,10 @@ class PlannedStep:
         alone = both - _covered(start[kernels], end[kernels])
         tensor = 1e6 * self._exchanged(stage)
         return StageShares(
-            kernels=(busy - tensor) / whole,
-            tensor=tensor / whole,
-            exposed=alone / whole,
-            waiting=max(whole - busy - alone, 0.0) / whole,
+            kernels=(busy - tensor) / makespan_us,
+            tensor=tensor / makespan_us,
+            exposed=alone / makespan_us,
+            waiting=max(makespan_us - busy - alone, 0.0) / makespan_us,
         )
 
     def _exchanged(self, stage: int) -> float:
@@ -164,7 +164,7 @@ class PlannedStep:
 
     @property
     def fits(self) -> bool:
-        """Whether every board has as much memory as its rank needs."""
+        """True if every board has as much memory as its rank needs."""
         capacity = self.device.dram.capacity_bytes
         return capacity is None or self.memory.on_device <= capacity
 

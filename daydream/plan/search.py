@@ -48,7 +48,8 @@ class Candidate:
 
 
 class Capturing(NamedTuple):
-    """What of a candidate is captured: tensor ranks, samples of a micro-batch, parts of the sequence, recomputation."""
+    """Options of a candidate's capture: tensor ranks, samples of a micro-batch, parts of the sequence,
+    recomputation."""
 
     tensor: int
     batch: int
@@ -56,7 +57,7 @@ class Capturing(NamedTuple):
     checkpoint: str
 
 
-class Outcome(NamedTuple):
+class CandidateOutcome(NamedTuple):
     """Seconds of a candidate's step, and bytes that a board needs at least."""
 
     seconds: float
@@ -64,7 +65,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
+class FittingPlan:
     """A candidate simulated."""
 
     candidate: Candidate
@@ -131,19 +132,19 @@ def captures(tried: Sequence[Candidate]) -> dict[Capturing, list[int]]:
     return places
 
 
-def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None) -> Outcome:
+def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None) -> CandidateOutcome:
     """A layout simulated."""
     step = planned(units, layout, device, node)
-    return Outcome(step.seconds, step.memory.least)
+    return CandidateOutcome(step.seconds, step.memory.least)
 
 
 def best(
     tried: Sequence[Candidate],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[CandidateOutcome],
     plan: Callable[[Candidate], PlannedStep],
     device: DeviceSpec,
     count: int = 10,
-) -> list[Found]:
+) -> list[FittingPlan]:
     """Candidates that fit, the fastest first; the allocator is replayed for these alone.
 
     Args:
@@ -160,18 +161,18 @@ def best(
     places = sorted(range(len(tried)), key=lambda place: outcomes[place].seconds)
     likely = (place for place in places if capacity is None or outcomes[place].least <= capacity)
     steps = ((tried[place], plan(tried[place])) for place in likely)
-    found = list(islice((Found(candidate=each, step=step) for each, step in steps if step.fits), count))
-    if not found:
+    plans = list(islice((FittingPlan(candidate=each, step=step) for each, step in steps if step.fits), count))
+    if not plans:
         least = min(range(len(tried)), key=lambda place: outcomes[place].least)
         needed = f"{outcomes[least].least / 1e9:.1f} GB for {tried[least].layout.words}"
         problem = f"no plan fits on {device.name}: {needed} at least"
         raise InputError("--search", problem, "use more boards, or larger ones")
-    return found
+    return plans
 
 
-def reason(found: Sequence[Found], place: int) -> str:
+def reason(plans: Sequence[FittingPlan], place: int) -> str:
     """Why a plan stands where it does: what it spends most of over the best one, or the best one over the next."""
-    best, other = found[0].step, found[place if place else min(1, len(found) - 1)].step
+    best, other = plans[0].step, plans[place if place else min(1, len(plans) - 1)].step
     if best is other:
         return "the only one that fits"
     spent = [_spent(step) for step in (best, other)]

@@ -84,24 +84,24 @@ def _few(subject: Subject) -> tuple[Subject, int | None]:
 
 
 def _signature(block: Any) -> str:
-    """What two blocks have in common if they compute the same: classes, sizes, and numbers that are no positions."""
+    """Common features of two blocks that compute the same: classes, sizes, and numbers that are no positions."""
     parts = []
     for path, module in block.named_modules():
-        plain = {
+        numbers = {
             name: value
             for name, value in vars(module).items()
             if isinstance(value, bool | int | float | str)
             and not any(word in name for word in ("idx", "index", "layer"))
         }
         sizes = {name: tuple(each.shape) for name, each in module.named_parameters(recurse=False)}
-        parts.append((path, type(module).__name__, sorted(plain.items()), sorted(sizes.items())))
+        parts.append((path, type(module).__name__, sorted(numbers.items()), sorted(sizes.items())))
     return repr(parts)
 
 
 def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subject:
     import torch
 
-    from daydream.capture.failures import failures_told
+    from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
     from daydream.capture.pytorch.arguments import tensors_in
     from daydream.plan.tensor import divide
@@ -116,6 +116,6 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
     if tokens and "position_ids" in signature(model.forward).parameters:
         # Models of transformers count positions in what they are given: with a part of the sequence that is too few.
         kwargs = {**kwargs, "position_ids": torch.zeros(1, tokens, dtype=torch.long, device=given[0].device)}
-    with failures_told(subject.title, subject.source), positions_without_data():
+    with failures_as_errors(subject.title, subject.source), positions_without_data():
         assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
     return replace(subject, kwargs=kwargs, assumed=(*subject.assumed, *assumed))

@@ -59,8 +59,8 @@ def _apply(function: Any, given: torch.Tensor, *sizes: int) -> torch.Tensor:
 
 
 def _gathered(given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
-    whole = torch.ops._c10d_functional.all_gather_into_tensor(given.contiguous(), ranks, _GROUP)
-    return whole if axis == 0 else torch.cat(torch.chunk(whole, ranks, 0), axis)
+    gathered = torch.ops._c10d_functional.all_gather_into_tensor(given.contiguous(), ranks, _GROUP)
+    return gathered if axis == 0 else torch.cat(torch.chunk(gathered, ranks, 0), axis)
 
 
 def _scattered(given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
@@ -143,13 +143,13 @@ def _calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[_Call], dict[
     """Calls of linear layers in their order, and the last one of every module."""
     linear: list[_Call] = []
     entries: dict[str, _Call] = {}
-    kept: list[Any] = []
+    arguments: list[Any] = []
     hooks = []
     for path, module in model.named_modules():
 
         def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path, of: Any = module) -> None:
             # Tensors that are kept have identities of their own.
-            kept.append((args, kwargs))
+            arguments.append((args, kwargs))
             given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
             call = _Call(path, {place: id(value) for place, value in given if isinstance(value, torch.Tensor)})
             entries[path] = call
@@ -198,19 +198,19 @@ def _readers(block: str, firsts: Sequence[_Call], second: _Call, entries: Mappin
 
 @dataclass(eq=False)
 class _Exchange:
-    """What ranks exchange in front of first halves and behind second ones."""
+    """Exchanges of ranks in front of first halves and behind second ones."""
 
     ranks: int
     sequence: int
 
     def in_front(self, given: torch.Tensor) -> torch.Tensor:
-        """What a first half reads."""
+        """Input of a first half."""
         if not self.sequence:
             return _apply(_Copy, given, self.ranks)
         return _apply(_Gather, given, self.ranks, self._axis(given, self.sequence // self.ranks))
 
     def behind(self, _: Any, __: Any, result: torch.Tensor) -> torch.Tensor:
-        """What becomes of the result of a second half."""
+        """Exchanged result of a second half."""
         if not self.sequence:
             return _apply(_Reduce, result, self.ranks)
         return _apply(_Scatter, result, self.ranks, self._axis(result, self.sequence))
@@ -251,11 +251,11 @@ class _First:
         if not self.called:
             self.read = [self.exchange.in_front(given)]
         self.called = (self.called + 1) % len(self.places)
-        (whole,) = self.read
+        (full_tensor,) = self.read
         if not self.called:
             # What is kept here would live longer than the step lets it.
             self.read = []
-        return whole
+        return full_tensor
 
 
 def _part(size: int, ranks: int, what: str) -> int:

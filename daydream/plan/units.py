@@ -39,7 +39,7 @@ class Units:
 
     @property
     def whole(self) -> bool:
-        """Whether the capture holds every block."""
+        """True if the capture holds every block."""
         return len(set(self.captured.tolist())) == self.count
 
     @cached_property
@@ -97,7 +97,7 @@ class Units:
         return np.array(sizes, np.int64)[self.captured]
 
     def is_root(self, unit: int) -> bool:
-        """Whether a unit is none of the blocks."""
+        """True if a unit is none of the blocks."""
         return unit in (0, self.count - 1)
 
     def stages(self, count: int) -> list[list[int]]:

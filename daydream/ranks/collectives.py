@@ -22,7 +22,7 @@ from daydream.trace.trace import NONE, Flags, Floats, Ints, argument
 
 
 class Kind(IntEnum):
-    """What a collective does. Names are those of ``torch.distributed``."""
+    """Kinds of collectives. Names are those of ``torch.distributed``."""
 
     ALL_REDUCE = 0
     REDUCE_SCATTER = 1
@@ -44,22 +44,22 @@ class Kind(IntEnum):
 
     @property
     def symmetric(self) -> bool:
-        """Whether no member can end before every member has begun."""
+        """True if no member can end before every member has begun."""
         return self <= Kind.BARRIER
 
     @property
     def from_root(self) -> bool:
-        """Whether one member sends, and the others receive."""
+        """True if one member sends, and the others receive."""
         return self in (Kind.BROADCAST, Kind.SCATTER)
 
     @property
     def to_root(self) -> bool:
-        """Whether one member receives, and the others send."""
+        """True if one member receives, and the others send."""
         return self in (Kind.GATHER, Kind.REDUCE)
 
     @property
     def point_to_point(self) -> bool:
-        """Whether a message goes from one rank to one other."""
+        """True if a message goes from one rank to one other."""
         return self in (Kind.SEND, Kind.RECV)
 
 
@@ -117,11 +117,11 @@ def find_collectives(graph: TaskGraph) -> Collectives:
         rows = rows[:0]
     recorded = began(graph)
     rows = rows[np.argsort(recorded[rows], kind="stable")]
-    told = [collective_arguments(graph, row) for row in rows.tolist()]
+    arguments = [collective_arguments(graph, row) for row in rows.tolist()]
     streams = _streams(graph, rows)
     group_of: dict[Group, int] = {}
-    group = [group_of.setdefault(_group(each, streams[i], graph), len(group_of)) for i, each in enumerate(told)]
-    kinds = [_kind(each, graph.text(row)) for each, row in zip(told, rows.tolist(), strict=True)]
+    group = [group_of.setdefault(_group(each, streams[i], graph), len(group_of)) for i, each in enumerate(arguments)]
+    kinds = [_kind(each, graph.text(row)) for each, row in zip(arguments, rows.tolist(), strict=True)]
     start = recorded[rows]
     return Collectives(
         groups=tuple(group_of),
@@ -131,10 +131,10 @@ def find_collectives(graph: TaskGraph) -> Collectives:
         start_us=start,
         end_us=start + graph.duration_us[rows],
         bytes=message_bytes(graph, rows),
-        sequence=np.array([_whole(each.get("Seq")) for each in told], np.int64),
+        sequence=np.array([_integer(each.get("Seq")) for each in arguments], np.int64),
         step=graph.step[rows],
-        root=np.array([_root(each, kind) for each, kind in zip(told, kinds, strict=True)], np.int64),
-        peer=np.array([_peer(each, kind) for each, kind in zip(told, kinds, strict=True)], np.int64),
+        root=np.array([_root(each, kind) for each, kind in zip(arguments, kinds, strict=True)], np.int64),
+        peer=np.array([_peer(each, kind) for each, kind in zip(arguments, kinds, strict=True)], np.int64),
     )
 
 
@@ -159,25 +159,25 @@ def _streams(graph: TaskGraph, rows: Ints) -> list[int]:
     return [order.setdefault(thread, len(order)) for thread in graph.thread[rows].tolist()]
 
 
-def _kind(told: dict[str, Any], text: str) -> Kind:
-    return _KINDS.get(collective_word(told.get("Collective name"), told.get("call"), text), Kind.OTHER)
+def _kind(arguments: dict[str, Any], text: str) -> Kind:
+    return _KINDS.get(collective_word(arguments.get("Collective name"), arguments.get("call"), text), Kind.OTHER)
 
 
-def _group(told: dict[str, Any], stream: int, graph: TaskGraph) -> Group:
+def _group(arguments: dict[str, Any], stream: int, graph: TaskGraph) -> Group:
     assert graph.trace is not None
-    name = argument(told, "Process Group Name", "Process Group ID", "Process Group Description")
+    name = argument(arguments, "Process Group Name", "Process Group ID", "Process Group Description")
     listed = graph.trace.distributed.get("pg_config")
-    known = _configured(listed, str(name)) if name is not None else ()
-    ranks = _ranks(told) or known
+    configured = _configured(listed, str(name)) if name is not None else ()
+    ranks = _ranks(arguments) or configured
     if name is None and not ranks:
         # Older profilers name no group; every communicator has a stream of its own.
         return Group(f"stream {stream}" if graph.on_gpu.any() else "gloo")
     return Group(str(name if name is not None else "group"), ranks)
 
 
-def _ranks(told: dict[str, Any]) -> tuple[int, ...]:
+def _ranks(arguments: dict[str, Any]) -> tuple[int, ...]:
     """Ranks of a group as a list, cut short with dots in large groups, or as a first one and a stride."""
-    text = told.get("Process Group Ranks")
+    text = arguments.get("Process Group Ranks")
     if isinstance(text, str) and "..." not in text:
         try:
             text = json.loads(text)
@@ -185,8 +185,8 @@ def _ranks(told: dict[str, Any]) -> tuple[int, ...]:
             text = None
     if isinstance(text, list) and text and all(type(rank) is int and rank >= 0 for rank in text):
         return tuple(sorted(text))
-    first, stride = _whole(told.get("Global rank start")), _whole(told.get("Global rank stride"))
-    size = _whole(told.get("Group size"))
+    first, stride = _integer(arguments.get("Global rank start")), _integer(arguments.get("Global rank stride"))
+    size = _integer(arguments.get("Group size"))
     if first >= 0 and size > 0 and (stride > 0 or size == 1):
         return tuple(range(first, first + max(stride, 1) * size, max(stride, 1)))
     return ()
@@ -201,14 +201,14 @@ def _configured(listed: Any, name: str) -> tuple[int, ...]:
     return ()
 
 
-def _root(told: dict[str, Any], kind: Kind) -> int:
-    return _whole(told.get("Rank")) if kind.from_root or kind.to_root else NONE
+def _root(arguments: dict[str, Any], kind: Kind) -> int:
+    return _integer(arguments.get("Rank")) if kind.from_root or kind.to_root else NONE
 
 
-def _peer(told: dict[str, Any], kind: Kind) -> int:
+def _peer(arguments: dict[str, Any], kind: Kind) -> int:
     spelling = {Kind.SEND: "Dst Rank", Kind.RECV: "Src Rank"}.get(kind)
-    return _whole(told.get(spelling)) if spelling is not None else NONE
+    return _integer(arguments.get(spelling)) if spelling is not None else NONE
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     return value if type(value) is int and 0 <= value < 2**62 else NONE

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hal.microbench.launcher import Board, KernelText, Launcher, MicrobenchError
     from hal.microbench.measurement import Measurement
     from hal.microbench.numbers import json_text, number_at, toml_text
-    from hal.microbench.quantities import QUANTITIES, Run, kernel_texts, measure_gpu
+    from hal.microbench.quantities import QUANTITIES, QuantityResults, kernel_texts, measure_gpu
     from hal.microbench.sampling import Settings
 
 _HOMES = {
@@ -22,7 +22,7 @@ _HOMES = {
     "launcher": ("Board", "KernelText", "Launcher", "MicrobenchError"),
     "measurement": ("Measurement",),
     "numbers": ("json_text", "number_at", "toml_text"),
-    "quantities": ("QUANTITIES", "Run", "kernel_texts", "measure_gpu"),
+    "quantities": ("QUANTITIES", "QuantityResults", "kernel_texts", "measure_gpu"),
     "sampling": ("Settings",),
 }
 
@@ -42,7 +42,7 @@ __all__ = [
     "Launcher",
     "Measurement",
     "MicrobenchError",
-    "Run",
+    "QuantityResults",
     "Settings",
     "json_text",
     "kernel_texts",

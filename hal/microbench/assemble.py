@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from hal.microbench.launcher import Board
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.units.arithmetic import INSTRUCTIONS
 from hal.microbench.units.matrix import FRAGMENTS
 from hal.spec.device import DeviceSpec
@@ -30,13 +30,13 @@ _PLANNED_REGISTERS = 96
 _DRIVER = "read from the driver"
 
 
-def spec_from(board: Board, found: Found, known: DeviceSpec | None = None, day: str = "") -> DeviceSpec:
+def spec_from(board: Board, measurements: Measurements, shipped: DeviceSpec | None = None, day: str = "") -> DeviceSpec:
     """The device: validated by hal. Raises InputError where a number that every device file has was not measured."""
-    missing = [key for key in (*_NEEDED, *_ALSO_NEEDED) if key not in found]
+    missing = [key for key in (*_NEEDED, *_ALSO_NEEDED) if key not in measurements]
     if missing:
         remedy = "measure all quantities, without --only; the table says which failed and why"
         raise InputError("--out", f"a device file needs {', '.join(missing)}", remedy)
-    assembly = _Assembly(board, found, known, day or datetime.date.today().isoformat())
+    assembly = _Assembly(board, measurements, shipped, day or datetime.date.today().isoformat())
     return assembly.spec()
 
 
@@ -48,8 +48,8 @@ def device_name(title: str) -> str:
 class _Assembly:
     """The numbers of one device and where each comes from."""
 
-    def __init__(self, board: Board, found: Found, known: DeviceSpec | None, day: str) -> None:
-        self.board, self.found, self.known, self.day = board, found, known, day
+    def __init__(self, board: Board, measurements: Measurements, shipped: DeviceSpec | None, day: str) -> None:
+        self.board, self.measurements, self.known, self.day = board, measurements, shipped, day
         self.provenance: dict[str, str] = {}
 
     def spec(self) -> DeviceSpec:
@@ -115,7 +115,7 @@ class _Assembly:
         )
         self.provenance["layers.l2.transaction_bytes"] = "sectors of 32 bytes as in the CUDA profiler documentation"
         for name, layer in layers.items():
-            for measurement in self.found.values():
+            for measurement in self.measurements.values():
                 layer_name, _, key = measurement.path.removeprefix("layers.").partition(".")
                 if measurement.path.startswith("layers.") and layer_name == name:
                     self._set(measurement.path, layer, key, measurement.key)
@@ -133,8 +133,10 @@ class _Assembly:
         self.provenance["limits.registers_per_thread"] = "CUDA C++ programming guide: 255 on every board since sm_35"
         usable = self.known.limits.registers_per_thread_usable if self.known else _PLANNED_REGISTERS
         source = f"shipped spec {self.known.name}" if self.known else "thesis 5.5.3 and 6.4: 96 on V100"
-        if "registers.values" in self.found:
-            source += f"; tiles of up to {self.found['registers.values'].value:.0f} values compile without a spill"
+        if "registers.values" in self.measurements:
+            source += (
+                f"; tiles of up to {self.measurements['registers.values'].value:.0f} values compile without a spill"
+            )
         self.provenance["limits.registers_per_thread_usable"] = source
         limits = {
             "threads_per_block": board.threads_per_block,
@@ -169,12 +171,12 @@ class _Assembly:
         rates: dict[str, dict[str, Any]] = {}
         share = self._library_share()
         for instruction in INSTRUCTIONS:
-            dtype, rate = instruction.dtype, self.found.get(f"fma.{instruction.dtype}")
-            if rate is None or f"lanes.{dtype}" not in self.found:
+            dtype, rate = instruction.dtype, self.measurements.get(f"fma.{instruction.dtype}")
+            if rate is None or f"lanes.{dtype}" not in self.measurements:
                 continue
             path = f"throughput.{dtype}"
             peak = self._peak(dtype, instruction.operations)
-            lanes = self.found[f"lanes.{dtype}"].value
+            lanes = self.measurements[f"lanes.{dtype}"].value
             lanes_text = f"{self.board.units} x {lanes:.0f} lanes (measured) x {instruction.operations}"
             self.provenance[f"{path}.peak_flops"] = f"arithmetic: {lanes_text} x boost clock"
             self.provenance[f"{path}.sustained_flops"] = (
@@ -185,15 +187,17 @@ class _Assembly:
         return rates
 
     def _library_share(self) -> float:
-        """What the library's float32 products reach of the multiply-add rate; other types are taken to reach it too."""
-        if "gemm.long" not in self.found:
+        """Share of the multiply-add rate that the library's float32 products reach; other types are taken to reach it,
+        too.
+        """
+        if "gemm.long" not in self.measurements:
             return _LIBRARY_SHARE
-        return min(1.0, self.found["gemm.long"].value / self.found["fma.float32"].value)
+        return min(1.0, self.measurements["gemm.long"].value / self.measurements["fma.float32"].value)
 
     def _library_rates(self, float32: dict[str, Any]) -> None:
         """The float32 rates that library products gave in place of estimates, none above the peak."""
         for key in ("gemm.best", "gemm.long", "power.float32"):
-            measurement = self.found.get(key)
+            measurement = self.measurements.get(key)
             if measurement is not None and measurement.path:
                 field = measurement.path.rpartition(".")[2]
                 self._set(measurement.path, float32, field, key)
@@ -202,7 +206,7 @@ class _Assembly:
     def _matrix(self) -> list[dict[str, Any]]:
         instructions = []
         for fragment in FRAGMENTS:
-            rate, cycle = (self.found.get(f"wmma.{part}{fragment.key}") for part in ("", "cycle."))
+            rate, cycle = (self.measurements.get(f"wmma.{part}{fragment.key}") for part in ("", "cycle."))
             if rate is None or cycle is None:
                 continue
             peak = cycle.value * self.board.units * self.board.clock_hz
@@ -212,7 +216,7 @@ class _Assembly:
                 f"arithmetic: {cycle.value:.0f} per SM and cycle x SMs x boost clock"
             )
             sustained, source = rate.value, self._source(rate)
-            library = self.found.get("gemm.float16") if fragment.key == "float16-float32" else None
+            library = self.measurements.get("gemm.float16") if fragment.key == "float16-float32" else None
             if library is not None and library.value < sustained:
                 sustained, source = library.value, self._source(library)
             self.provenance[f"{path}.sustained_flops"] = source
@@ -230,18 +234,18 @@ class _Assembly:
 
     def _framework(self) -> dict[str, float] | None:
         framework: dict[str, float] = {}
-        for measurement in self.found.values():
+        for measurement in self.measurements.values():
             if measurement.path.startswith("framework."):
                 self._set(measurement.path, framework, measurement.path.partition(".")[2], measurement.key)
         return framework or None
 
     def _peak(self, dtype: str, operations: int) -> float:
-        return self.found[f"lanes.{dtype}"].value * operations * self.board.units * self.board.clock_hz
+        return self.measurements[f"lanes.{dtype}"].value * operations * self.board.units * self.board.clock_hz
 
     def _set(self, path: str, table: dict[str, Any], key: str, measured: str) -> None:
-        measurement = self.found[measured]
-        whole = measurement.unit in ("", "B")
-        table[key] = round(measurement.value) if whole else float(f"{measurement.value:.4g}")
+        measurement = self.measurements[measured]
+        is_integer = measurement.unit in ("", "B")
+        table[key] = round(measurement.value) if is_integer else float(f"{measurement.value:.4g}")
         self.provenance[path] = self._source(measurement)
 
     def _source(self, measurement: Measurement) -> str:

@@ -143,10 +143,10 @@ class CupyLauncher:
 
 
 def _index(device: str) -> int:
-    found = re.fullmatch(r"cuda(?::(\d{1,3}))?", device)
-    if found is None:
+    match = re.fullmatch(r"cuda(?::(\d{1,3}))?", device)
+    if match is None:
         raise InputError("--device", f"got {device!r}", "write cpu, cuda or cuda:1")
-    return int(found[1] or 0)
+    return int(match[1] or 0)
 
 
 def _cupy() -> Any:
@@ -170,7 +170,7 @@ def _check_present(cupy: Any, index: int) -> None:
 
 
 def _board(cupy: Any, index: int) -> Board:
-    """What the driver says of the board."""
+    """Facts of the board by its driver."""
     facts, runtime = cupy.cuda.Device(index).attributes, cupy.cuda.runtime
     properties = runtime.getDeviceProperties(index)
     free, total = runtime.memGetInfo()

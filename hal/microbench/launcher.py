@@ -1,4 +1,4 @@
-"""What a quantity needs of a GPU: facts from its driver, kernels, buffers, and the device time of launches.
+"""Interface of quantities to a GPU: facts from its driver, kernels, buffers, and the device time of launches.
 
 :class:`Launcher` is the whole interface; `CupyLauncher` implements it on a real board, and the tests have one that
 computes times from a model of a board. A kernel is a text with one entry point and includes no header, so that NVRTC
@@ -22,7 +22,7 @@ class MicrobenchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What the driver says of a GPU; bytes, hertz, and registers of 32 bits.
+    """Facts of a GPU by its driver; bytes, hertz, and registers of 32 bits.
 
     Attributes:
         title: the name the driver gives, ``Tesla V100-SXM2-16GB``.

@@ -1,4 +1,4 @@
-"""What a micro-benchmark gives: repeated readings of one number, with its unit, its method and what is plausible."""
+"""Result of a micro-benchmark: repeated readings of one number, with its unit, its method and what is plausible."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Measurement:
 
     @property
     def plausible(self) -> bool:
-        """Whether the number lies in its sanity range."""
+        """True if the number lies in its sanity range."""
         return (self.low is None or self.value >= self.low) and (self.high is None or self.value <= self.high)
 
     @property
@@ -82,7 +82,7 @@ class Measurement:
 
 
 #: Measurements by key: what the quantities before this one gave.
-Found = Mapping[str, Measurement]
+Measurements = Mapping[str, Measurement]
 
 
 def rates(work: float, seconds: tuple[float, ...]) -> tuple[float, ...]:

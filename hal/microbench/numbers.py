@@ -14,7 +14,7 @@ from hal.spec.numbers import leaves
 
 def number_at(device: DeviceSpec, path: str) -> float | None:
     """The number under that key path; None where the device has none."""
-    return next((value for known, value in leaves(device) if known == path), None)
+    return next((value for leaf, value in leaves(device) if leaf == path), None)
 
 
 def toml_text(device: msgspec.Struct) -> str:

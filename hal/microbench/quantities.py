@@ -59,15 +59,15 @@ _FAR_OFF = (0.7, 1.35)
 
 
 @dataclass
-class Run:
-    """What a run over quantities gave.
+class QuantityResults:
+    """Results of a run over quantities.
 
     Attributes:
-        found: measurements by key.
+        measurements: by key.
         failures: name of a quantity to why it could not be measured.
     """
 
-    found: dict[str, Measurement] = field(default_factory=dict)
+    measurements: dict[str, Measurement] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,17 +95,17 @@ def measure_gpu(
     settings: Settings | None = None,
     datasheet: DeviceSpec | None = None,
     progress: Callable[[str], None] = lambda name: None,
-) -> Run:
+) -> QuantityResults:
     """Measure the quantities of these names (all where empty); one that fails does not stop the others.
 
     ``datasheet`` is the shipped spec of the same board, against which readings are checked beside physical limits.
     """
-    run = Run()
+    run = QuantityResults()
     for name in chosen(names):
         progress(name)
         try:
-            for measurement in QUANTITIES[name].measure(launcher, run.found, settings or Settings()):
-                run.found[measurement.key] = _checked(measurement, datasheet)
+            for measurement in QUANTITIES[name].measure(launcher, run.measurements, settings or Settings()):
+                run.measurements[measurement.key] = _checked(measurement, datasheet)
         except (RuntimeError, MemoryError) as error:
             # Ours and those of the CUDA runtime, which leave the board usable or make the next ones fail too.
             run.failures[name] = " ".join(str(error).split()) or type(error).__name__
@@ -119,10 +119,10 @@ def _checked(measurement: Measurement, datasheet: DeviceSpec | None) -> Measurem
         return measurement
     from hal.microbench.numbers import number_at
 
-    known = number_at(datasheet, measurement.path)
-    if known is None:
+    shipped = number_at(datasheet, measurement.path)
+    if shipped is None:
         return measurement
-    low, high = (share * known for share in _FAR_OFF)
+    low, high = (share * shipped for share in _FAR_OFF)
     if measurement.high is not None:
-        high = min(high, max(measurement.high, known))
+        high = min(high, max(measurement.high, shipped))
     return measurement.within(low, high)

@@ -10,7 +10,7 @@ from hal.microbench.launcher import Launcher, MicrobenchError, Work
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to measure.
+    """Extent of measuring.
 
     Attributes:
         repeats: readings of every number.

@@ -25,7 +25,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Split(Protocol[S_contra]):
-    """How an operator becomes a chain: what an algorithm and its parameters make of any operator of one structure."""
+    """Way from an operator to a chain: what an algorithm and its parameters make of any operator of one structure."""
 
     def problems(self, form: KernelForm) -> tuple[Problem, ...]:
         """The operators of the chain that computes ``form``, in order."""
@@ -68,7 +68,7 @@ class ChainProgram:
 
     @property
     def policy(self) -> str:
-        """How it was found: it was composed."""
+        """Origin of the program: composition."""
         return self.composition
 
     @property
@@ -112,7 +112,7 @@ class ChainProgram:
 
 @dataclass(frozen=True)
 class Considered:
-    """What became of an algorithm for one operator.
+    """Outcome of an algorithm for one operator.
 
     Attributes:
         algorithm: its name.

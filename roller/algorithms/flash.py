@@ -1,4 +1,4 @@
-"""Attention in one kernel: tiles of queries that walk the keys, the softmax kept beside them as they go.
+"""Attention in one kernel: tiles of queries walk the keys and update a running softmax.
 
 No table of logits passes through memory (T. Dao et al., "FlashAttention", 2022). Tiles grow under the rules of every
 rTile (thesis 6.3.1): rows and keys are whole fragments of the instruction, a warp's sums, logits and queries fit its
@@ -72,7 +72,7 @@ MMA_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class KeySlices:
-    """How attention becomes one kernel, or two where the keys are cut into ``count`` slices."""
+    """Attention as one kernel, or as two where the keys are cut into ``count`` slices."""
 
     count: int
 
@@ -167,14 +167,14 @@ def check_attention(form: KernelForm, device: DeviceSpec) -> None:
 
 
 def has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
-    """Whether ``mma.sync`` multiplies such elements on a device."""
+    """True if ``mma.sync`` multiplies such elements on a device."""
     capability = device.compute_capability
     is_cuda = device.code_generator != "opencl-source" and capability is not None
     return is_cuda and dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
 
 
 def has_instruction(dtype: str, instruction: Instruction, device: DeviceSpec) -> bool:
-    """Whether a device multiplies elements of a type by an instruction."""
+    """True if a device multiplies elements of a type by an instruction."""
     if instruction is Instruction.FMA:
         return True
     if instruction is Instruction.WGMMA:
@@ -245,9 +245,9 @@ def schedule_text(schedule: AttentionSchedule) -> str:
         return f"{text}, {schedule.lanes} threads a row"
     if schedule.instruction.is_by_groups:
         text += " by warp groups"
-    held = ", queries held" if schedule.held else ""
+    queries = ", queries held" if schedule.held else ""
     stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}{held}"
+    return f"{text}, {stages}{queries}"
 
 
 def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -> Iterator[AttentionSchedule]:
@@ -267,9 +267,9 @@ def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -
 
 def _matrix_schedules() -> Iterator[AttentionSchedule]:
     """Tiles of whole fragments."""
-    for fragments, warps, keys, stages, held in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
+    for fragments, warps, keys, stages, keeps_queries in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
         yield AttentionSchedule(
-            rows=FRAGMENT_ROWS * fragments * warps, keys=keys, warps=warps, stages=stages, held=held,
+            rows=FRAGMENT_ROWS * fragments * warps, keys=keys, warps=warps, stages=stages, held=keeps_queries,
             instruction=Instruction.MMA_16X8X16,
         )  # fmt: skip
 

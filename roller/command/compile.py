@@ -40,18 +40,18 @@ class CompileRequest:
 
         return answer_key(self.file, self.device, self.top_k, self.verify, self.method, self.algorithms)
 
-    def show_known(self) -> bool:
+    def show_stored(self) -> bool:
         """Write and print an answer that was kept; False where there is none."""
-        from roller.command.known import known_answer, show_known
+        from roller.command.known import show_stored, stored_answer
 
-        known = known_answer(self.key)
+        known = stored_answer(self.key)
         if known is not None:
-            show_known(known, self.device, self.out, self.start, as_json=self.as_json)
+            show_stored(known, self.device, self.out, self.start, as_json=self.as_json)
         return known is not None
 
     def build(self, pool: Executor) -> tuple[list[tuple[CompiledOperator, Bundle]], list[CompiledOperator]]:
         """Every operator with its bundle as it was written, and the operators without a kernel."""
-        from codegen.compile.cache import known_first
+        from codegen.compile.cache import stored_first
         from roller.algorithms import parse_algorithms
         from roller.command.tables import compiled_json, refused_json
         from roller.compile.bundles import write_bundle
@@ -64,7 +64,7 @@ class CompileRequest:
             self.device,
             top_k=self.top_k,
             verify=self.verify,
-            pool=known_first(pool) if self.cached else pool,
+            pool=stored_first(pool) if self.cached else pool,
             method=self.method,
             algorithms=parse_algorithms(self.algorithms),
         )
@@ -86,7 +86,7 @@ class CompileRequest:
     def keep(self, finished: list[tuple[CompiledOperator, Bundle]], *, is_whole: bool) -> None:
         """Keep a whole answer, unless something in it may be otherwise the next time."""
         from roller.command.known import keep_answer
-        from roller.command.tables import is_lasting, known_operator
+        from roller.command.tables import is_lasting, stored_operator
 
         is_whole = is_whole and all(is_lasting(compiled, self.verify) for compiled, _ in finished)
-        keep_answer(self.key, [known_operator(compiled, bundle) for compiled, bundle in finished] if is_whole else [])
+        keep_answer(self.key, [stored_operator(compiled, bundle) for compiled, bundle in finished] if is_whole else [])

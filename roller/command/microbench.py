@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hal.microbench.cpu import CpuDescription
     from hal.microbench.launcher import Launcher
     from hal.microbench.measurement import Measurement
-    from hal.microbench.quantities import Run
+    from hal.microbench.quantities import QuantityResults
     from hal.spec.device import DeviceSpec
 
 _SUFFIXES = (".toml", ".json")
@@ -72,7 +72,7 @@ class _Gpu:
         self.launcher = open_launcher(device)
         self.known = shipped_board(self.launcher.board)
         self.title = self.launcher.board.title
-        self.run: Run = measure_gpu(self.launcher, only, datasheet=self.known, progress=_progress())
+        self.run: QuantityResults = measure_gpu(self.launcher, only, datasheet=self.known, progress=_progress())
         self.beside: list[tuple[Measurement, Measurement, float]] = []
         self._only = only
 
@@ -80,7 +80,7 @@ class _Gpu:
         """The device file; raises InputError where a number of it could not be measured."""
         from hal.microbench import spec_from
 
-        return spec_from(self.launcher.board, self.run.found, self.known)
+        return spec_from(self.launcher.board, self.run.measurements, self.known)
 
     def described_if_complete(self) -> DeviceSpec | None:
         """The same, or None where something is missing."""
@@ -98,17 +98,17 @@ class _Cpu:
     def __init__(self, only: tuple[str, ...]) -> None:
         from hal.microbench.cpu import beside_numpy, measure_cpu, read_topology
 
-        self.run: Run = measure_cpu(only, progress=_progress())
+        self.run: QuantityResults = measure_cpu(only, progress=_progress())
         self.topology = read_topology()
         cores = len(self.topology.cpus)
         self.title = f"{cores} cores, {self.topology.simd_bits}-bit vectors"
-        self.beside = list(beside_numpy(self.run.found))
+        self.beside = list(beside_numpy(self.run.measurements))
 
     def described(self) -> CpuDescription:
         """The description; raises InputError where a number of it was not measured."""
         from hal.microbench.cpu import describe
 
-        return describe(self.topology, self.run.found)
+        return describe(self.topology, self.run.measurements)
 
     def described_if_complete(self) -> CpuDescription | None:
         """The same, or None where something is missing."""
@@ -167,7 +167,7 @@ def _record(measured: _Gpu | _Cpu, spec: DeviceSpec | CpuDescription | None, oth
 
     record: dict[str, Any] = {
         "device": measured.title,
-        "measurements": [measurement.record() for measurement in measured.run.found.values()],
+        "measurements": [measurement.record() for measurement in measured.run.measurements.values()],
         "failures": measured.run.failures,
         "spec": None if spec is None else to_builtins(spec),
     }
@@ -188,7 +188,7 @@ def _print(
     if not console.is_terminal:
         console = Console(width=200, highlight=False)
     console.print(measured.title, markup=False)
-    console.print(_table(measured.run.found.values()))
+    console.print(_table(measured.run.measurements.values()))
     if measured.beside:
         console.print()
         console.print(_beside_table(measured))
@@ -239,7 +239,7 @@ def _compared(measured: _Gpu | _Cpu, spec: DeviceSpec | CpuDescription | None, o
     if isinstance(spec, DeviceSpec):
         mine: dict[str, float] = dict(leaves(spec))
     else:
-        mine = {each.path: each.value for each in measured.run.found.values() if each.path}
+        mine = {each.path: each.value for each in measured.run.measurements.values() if each.path}
     for path, value in mine.items():
         if theirs.get(path) and path != "compute_capability" and not path.endswith(".shape"):
             yield path, value, theirs[path], _unit(path)

@@ -17,7 +17,7 @@ from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace, data_tile_elements
 from sokoban.kernel.form import KernelForm
 from sokoban.schedule.accesses import widest_vector
-from sokoban.schedule.rows import KEPT_REGISTERS, exchange_elements, keeps_in_shared, kept_column_bytes, row_plan
+from sokoban.schedule.rows import ROW_REGISTERS, column_bytes_of, exchange_elements, keeps_in_shared, row_plan
 from sokoban.schedule.tile import Sizes, TileSchedule
 from sokoban.schedule.windows import PATCH_STATEMENTS
 
@@ -274,9 +274,9 @@ class Flat:
         that registers do not hold besides, or as many as it has room for."""
         form = self.form
         columns = math.prod(form.sizes[axis] for axis in form.columns)
-        if threads <= self.lanes or columns <= KEPT_REGISTERS * threads or not keeps_in_shared(form, self.device):
+        if threads <= self.lanes or columns <= ROW_REGISTERS * threads or not keeps_in_shared(form, self.device):
             return
-        column_bytes = kept_column_bytes(form)
+        column_bytes = column_bytes_of(form)
         plan = row_plan(form, threads)
         in_turn = threads * plan.vector
         room = self.limits.shared_bytes_per_block_opt_in - 8 * exchange_elements(form, rows, threads)

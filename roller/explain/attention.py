@@ -1,4 +1,4 @@
-"""Attention told in words: why its tiles have the sizes they have, and what a step of them takes."""
+"""Explanation of attention: the sizes of its tiles and their reasons, and the time of a step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCALAR_MEANINGS = {
 
 
 def attention_origin(kernel: AttentionKernel, schedule: AttentionSchedule) -> Iterator[str]:
-    """How an attention program came about."""
+    """Reasons for an attention program."""
     attention, written = kernel.attention, _written_bytes(kernel)
     yield from wrapped(
         f"no logits pass through memory: written out they are {si_text(written, 'B')}, read and written "

@@ -1,4 +1,4 @@
-"""Gradients of attention told in words: why there are two kernels, what a step of theirs does and holds."""
+"""Explanation of attention's gradients: the reason for two kernels, and the work and memory of a step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEANINGS = {
 
 
 def gradient_origin(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> Iterator[str]:
-    """How a program of a gradient came about."""
+    """Reasons for a program of a gradient."""
     attention = kernel.attention
     own, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
     pairs = attention.b * attention.heads * attention.queries * attention.key_count

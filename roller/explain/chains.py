@@ -1,4 +1,4 @@
-"""Chains told in words: what they are made of, and why they were chosen or not."""
+"""Explanation of chains: their parts, and why they were chosen or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEANING = {
 
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
-    """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
+    """Steps to a chain, its kernels, and its time next to that of the best program of one kernel."""
     first = program.parts[0]
     kind = KINDS.get(type(first.problem))
     if kind is not None and kind.origin is not None:
@@ -41,8 +41,8 @@ def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]
 
 
 def considered_lines(programs: Programs) -> Iterator[str]:
-    """Every algorithm beside the best program of one kernel: its times, or why it was not tried; beside a sequence
-    what became of one kernel."""
+    """Every algorithm against the best program of one kernel: its times, or why it was not tried; for a sequence,
+    the outcome of one kernel."""
     if not programs.direct:
         for sequence, fused in zip(programs.considered[:-1], programs.considered[1:], strict=True):
             seconds = sequence.programs[0].estimate.seconds

@@ -40,7 +40,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
 from sokoban.schedule.raster import raster_axes
-from sokoban.schedule.rows import kept_column_bytes, row_plan
+from sokoban.schedule.rows import column_bytes_of, row_plan
 from sokoban.schedule.tile import TileSchedule
 
 _POLICY_MEANING = {
@@ -371,7 +371,7 @@ def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
 
 def _row_lines(schedule: TileSchedule, form: KernelForm) -> Iterator[str]:
     """Where the columns of a row lie between the statements that read them."""
-    if not kept_column_bytes(form):
+    if not column_bytes_of(form):
         return
     plan = row_plan(form, math.prod(count for _, count in schedule.reduce_threads), schedule.kept_columns)
     parts = (

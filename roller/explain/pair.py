@@ -1,4 +1,4 @@
-"""Two products in one kernel told in words: what that saves, what it costs, what a step does and holds."""
+"""Explanation of two products in one kernel: savings, costs, and the work and memory of a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEANINGS = {
 
 
 def pair_origin(kernel: ProductPair, schedule: PairSchedule) -> Iterator[str]:
-    """How a program of a pair of products came about."""
+    """Reasons for a program of a pair of products."""
     yield from wrapped(
         f"what lies between the products, {si_text(float(kernel.middle_bytes), 'B')} that a sequence of kernels writes "
         "and reads, passes through registers alone"
@@ -53,8 +53,10 @@ def pair_lines(kernel: ProductPair, schedule: PairSchedule, estimate: Estimate, 
         f"{element_instructions(kernel, schedule):.3g} instructions besides them"
     )
     sums, elements = padded(kernel.width_size) * warp_rows // LANES, schedule.step * warp_rows // LANES
-    own = kernel.own.tensor
-    rows = f"rows of {own}" if schedule.held else f"fragments of {own} that are read again every step"
+    first_operand = kernel.own.tensor
+    rows = (
+        f"rows of {first_operand}" if schedule.held else f"fragments of {first_operand} that are read again every step"
+    )
     yield from wrapped(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: {sums} sums, "
         f"{elements} elements between, {rows}, addresses ({pair_registers(kernel, schedule)} by count)"
@@ -63,7 +65,10 @@ def pair_lines(kernel: ProductPair, schedule: PairSchedule, estimate: Estimate, 
     first, second = kernel.first.tensor, kernel.second.tensor
     buffers = f"{first} arrives while {second} is used and the other way round"
     if is_scalar:
-        buffers = f"rows of {own}, a tile that {first} and {second} take in turns, the elements between, all in float32"
+        buffers = (
+            f"rows of {first_operand}, a tile that {first} and {second} take in turns, "
+            "the elements between, all in float32"
+        )
     elif schedule.stages > 1:
         buffers = f"the next tiles of {first} and {second} arrive during a whole step"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")

@@ -81,7 +81,7 @@ class LibraryCall:
 
 
 class PricedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a call takes.
+    """Price of a call.
 
     Attributes:
         label: what it computes.

@@ -1,4 +1,4 @@
-"""How long NCCL's collectives take on a node: rings and their three protocols, switches that add up, the network.
+"""Times of NCCL's collectives on a node: rings and their three protocols, switches that add up, the network.
 
 A collective is one kernel on every board, whose blocks (channels) each pass a slice of the message on. What one of its
 ``n`` ranks does, S being the bytes that nccl-tests reports:
@@ -67,7 +67,7 @@ NETWORK_FLAG = 14.0 / 2.7
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRates:
-    """What the library believes that one board's links carry in a ring, for one generation of them.
+    """Rates that the library believes one board's links to carry in a ring, for one generation of them.
 
     Attributes:
         ll: most bytes per second of LL (``llMaxBws``).
@@ -93,7 +93,7 @@ PCIE_RATES = PlannedRates(ll=87.7e9, ll128=0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What the steps of collectives take: one set of constants for all nodes.
+    """Times of the steps of collectives: one set of constants for all nodes.
 
     What a kernel does before its first step is seconds. Steps are multiples of the node's ``step_seconds``, and rates
     shares of what a board's links carry in the middle of long messages (:func:`link_rate`).
@@ -185,11 +185,11 @@ def collective_seconds(
         raise InputError("bytes", f"got {size.min():g}, expected 1 or more", "write the size of a message")
     nodes = count / inside
     # In an all-to-all a rank's messages to other nodes do not pass through its own.
-    held = size / nodes if collective == "alltoall" else size
+    sent = size / nodes if collective == "alltoall" else size
     if collective in ("alltoall", "send"):
-        parts, algorithm = _peers(collective == "send", held, inside, node, timing)
+        parts, algorithm = _peers(collective == "send", sent, inside, node, timing)
     else:
-        parts, algorithm = _ring_or_switch(collective, held, inside, node, DTYPE_BYTES[dtype], timing)
+        parts, algorithm = _ring_or_switch(collective, sent, inside, node, DTYPE_BYTES[dtype], timing)
     latency, links = parts.latency, parts.links
     if node.network is not None:
         wait, carried = _between(collective, size, inside, nodes, node.network)
@@ -270,9 +270,9 @@ def _check_spread(counts: Floats, per_node: int, node: NodeSpec) -> None:
 def link_rate(node: NodeSpec, ranks: Floats, timing: Timing = TIMING) -> Floats:
     """Bytes per second that the links of a board carry in long messages among so many ranks of its node."""
     # The bus bandwidth is measured with the copy of a rank's own part in it: one byte to every boards - 1 on links.
-    whole = node.collectives.bus_bytes_per_second * (1 + 1 / ((node.boards - 1) * timing.own))
+    bandwidth = node.collectives.bus_bytes_per_second * (1 + 1 / ((node.boards - 1) * timing.own))
     reachable = (ranks - 1) / (node.boards - 1) if node.link.topology == "all-to-all" else 1.0
-    return np.minimum(whole, node.peak_bytes_per_second) * np.broadcast_to(reachable, ranks.shape)
+    return np.minimum(bandwidth, node.peak_bytes_per_second) * np.broadcast_to(reachable, ranks.shape)
 
 
 # Rings and the switch
@@ -309,9 +309,9 @@ def _rates(node: NodeSpec) -> PlannedRates:
 
 
 def _planned(collective: str, size: Floats, ranks: Floats, steps: Floats, node: NodeSpec) -> list[Floats]:
-    """What the library believes that a ring takes by each protocol; infinite where it does not use it."""
-    rates, whole = _rates(node), node.peak_bytes_per_second * PLANNED_SHARE
-    buses = (min(rates.ll, whole / 2), min(rates.ll128, whole * 0.92), whole)
+    """Times that the library believes a ring to take by each protocol; infinite where it does not use it."""
+    rates, bandwidth = _rates(node), node.peak_bytes_per_second * PLANNED_SHARE
+    buses = (min(rates.ll, bandwidth / 2), min(rates.ll128, bandwidth * 0.92), bandwidth)
     # A broadcast's boards send as they receive: it plans for one step, and moves the message once.
     waits, moved = (np.ones_like(steps), size) if collective == "broadcast" else (steps, size * steps / ranks)
     return [
@@ -406,7 +406,7 @@ def _peers(
 
 
 def _between(collective: str, size: Floats, inside: Floats, nodes: Floats, network: Network) -> tuple[Floats, Floats]:
-    """What the network between nodes adds: seconds that wait, and seconds in which it carries bytes.
+    """Time that the network between nodes adds: seconds that wait, and seconds in which it carries bytes.
 
     Every board has an adapter of its own and exchanges its part of the message with the boards in its place in other
     nodes, in a tree of nodes.

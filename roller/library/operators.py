@@ -1,4 +1,4 @@
-"""What a library takes for operators: the face of this package.
+"""Times of a library's operators: the face of this package.
 
 An operator is its JSON object (``{"op": "matmul", ...}`` or ``{"expr": ...}``) or an expression. It becomes the calls
 that PyTorch makes for it, an epilogue included, and those are priced together.
@@ -26,7 +26,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class LibraryEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator takes.
+    """Time of an operator.
 
     Attributes:
         seconds: device time, all kernels.
@@ -63,20 +63,20 @@ def library_calls(operator: Mapping[str, Any] | TensorExpr, direction: Direction
 
 
 def _collective_call(data: Mapping[str, Any], direction: Direction) -> LibraryCall:
-    found = collective_from_data(data)
+    collective = collective_from_data(data)
     if direction != "forward":
         raise InputError(
             "direction", "a collective has no backward pass of its own", "write the collective of its gradient"
         )
-    variant = found.op if found.node is None else f"{found.op}@{found.node}"
-    sizes = (float(found.bytes), float(found.ranks))
-    return LibraryCall(kind="collective", label=found.op, sizes=sizes, dtype=found.dtype, variant=variant)
+    variant = collective.op if collective.node is None else f"{collective.op}@{collective.node}"
+    sizes = (float(collective.bytes), float(collective.ranks))
+    return LibraryCall(kind="collective", label=collective.op, sizes=sizes, dtype=collective.dtype, variant=variant)
 
 
 def library_time(
     operator: Mapping[str, Any] | TensorExpr, device: DeviceSpec, direction: Direction = "forward"
 ) -> LibraryEstimate:
-    """What one operator takes; see :func:`library_times`."""
+    """Time of one operator; see :func:`library_times`."""
     return library_times([operator], device, direction)[0]
 
 
@@ -85,7 +85,7 @@ def library_times(
     device: DeviceSpec,
     direction: Direction | Sequence[Direction] = "forward",
 ) -> list[LibraryEstimate]:
-    """What every operator takes, priced together: ten thousand in about a second.
+    """Time of every operator, priced together: ten thousand in about a second.
 
     Args:
         operators: JSON objects, as :func:`sokoban.language.operators.operator_from_data` reads them, or expressions.
@@ -108,7 +108,7 @@ def library_times(
 
 
 def priced(called: Sequence[Sequence[LibraryCall]], device: DeviceSpec) -> list[LibraryEstimate]:
-    """What operators take whose calls are known, one list of calls for each.
+    """Times of operators whose calls are known, one list of calls for each.
 
     Raises:
         InputError: the board runs no such library.

@@ -1,4 +1,4 @@
-"""How the parts of an operator become library calls, whichever way the operator was read.
+"""Parts of an operator as library calls, whichever way the operator was read.
 
 Element-wise functions take the model of the one that is most like them: a kernel that streams does not care whether it
 adds or subtracts. The backward pass turns every call into those that PyTorch's autograd makes for it.

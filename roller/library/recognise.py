@@ -78,11 +78,11 @@ def _contraction(form: KernelForm) -> list[LibraryCall] | None:
     operands = multiplied(form)
     if operands is None:
         return None
-    plain = [all(index.is_plain_axis for index in load.indices) for load in operands]
-    if all(plain):
+    is_direct = [all(index.is_plain_axis for index in load.indices) for load in operands]
+    if all(is_direct):
         return _matrix_product(form, *operands)
-    if any(plain) and len(operands) == 2:
-        data, weights = operands if plain[1] else operands[::-1]
+    if any(is_direct) and len(operands) == 2:
+        data, weights = operands if is_direct[1] else operands[::-1]
         call = _convolution(form, data, weights)
         return None if call is None else [call, *_pointwise(form, form.final.value)]
     return None
@@ -141,35 +141,35 @@ def _convolution(form: KernelForm, data: Load, weights: Load) -> LibraryCall | N
     """The call of a sum over windows of ``data``; None where there are no or more than two window dimensions."""
     tensor = form.expr.tensor_by_name[data.tensor]
     windows = [pair for pair in zip(data.indices, tensor.shape, strict=True) if len(pair[0].axes) == 2]
-    plain = [index.axes[0] for index in data.indices if index.is_plain_axis]
-    if not 1 <= len(windows) <= 2 or len(windows) + len(plain) != len(data.indices):
+    data_axes = [index.axes[0] for index in data.indices if index.is_plain_axis]
+    if not 1 <= len(windows) <= 2 or len(windows) + len(data_axes) != len(data.indices):
         return None
     sides = [_side(form, index, extent) for index, extent in windows]
-    known = [side for side in sides if side is not None]
-    if len(known) < len(sides) or not _is_summed_over_windows(form, [index for index, _ in windows], weights):
+    window_sides = [side for side in sides if side is not None]
+    if len(window_sides) < len(sides) or not _is_summed_over_windows(form, [index for index, _ in windows], weights):
         return None
     # Windows along one dimension are those of images of one row.
-    return _convolution_call(form, plain, weights, [_WindowSide(), *known][-2:], _multiplied(form, data))
+    return _convolution_call(form, data_axes, weights, [_WindowSide(), *window_sides][-2:], _multiplied(form, data))
 
 
 def _is_summed_over_windows(form: KernelForm, windows: Iterable[AffineIndex], weights: Load) -> bool:
-    """Whether the weights have every reduced axis, and none along which the windows lie."""
+    """True if the weights have every reduced axis, and none along which the windows lie."""
     in_weights = _axes(weights)
     along = {axis for index in windows for axis in index.axes if axis in form.reductions[0].axes}
     return along.isdisjoint(in_weights) and all(axis in in_weights for axis in form.reduced)
 
 
 def _convolution_call(
-    form: KernelForm, plain: Sequence[str], weights: Load, sides: Sequence[_WindowSide], dtype: str
+    form: KernelForm, data_axes: Sequence[str], weights: Load, sides: Sequence[_WindowSide], dtype: str
 ) -> LibraryCall:
-    """The call whose axes have their roles by where they occur: ``plain`` in the data, in the weights, in the
+    """The call whose axes have their roles by where they occur: ``data_axes`` in the data, in the weights, in the
     output."""
     in_weights, output = _axes(weights), form.reductions[0].axes
     rows, columns = sides
-    groups = _size(form, [axis for axis in output if axis in plain and axis in in_weights])
-    channels = _size(form, [axis for axis in form.reduced if axis in plain])
-    filters = _size(form, [axis for axis in output if axis in in_weights and axis not in plain])
-    images = _size(form, [axis for axis in output if axis in plain and axis not in in_weights])
+    groups = _size(form, [axis for axis in output if axis in data_axes and axis in in_weights])
+    channels = _size(form, [axis for axis in form.reduced if axis in data_axes])
+    filters = _size(form, [axis for axis in output if axis in in_weights and axis not in data_axes])
+    images = _size(form, [axis for axis in output if axis in data_axes and axis not in in_weights])
     sizes = {
         "n": images, "c": channels * groups, "f": filters * groups, "h": rows.extent, "w": columns.extent,
         "kh": rows.taps, "kw": columns.taps, "stride": math.sqrt(rows.stride * columns.stride), "groups": groups,

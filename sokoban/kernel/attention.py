@@ -51,12 +51,12 @@ class GroupedHeads:
 
     @property
     def is_of_keys(self) -> bool:
-        """Whether blocks have keys for their own and walk queries."""
+        """True if blocks have keys for their own and walk queries."""
         return False
 
     @property
     def block_range(self) -> BlockRange:
-        """What blocks walk."""
+        """Range that blocks walk."""
         attention = self.attention
         return BlockRange(
             is_of_keys=self.is_of_keys, queries=attention.queries, keys=attention.key_count, group=self.group,
@@ -65,7 +65,7 @@ class GroupedHeads:
 
     @property
     def scale(self) -> float:
-        """What products are multiplied by."""
+        """Factor of the products."""
         return self.attention.factor
 
     @property
@@ -116,7 +116,7 @@ class AttentionKernel(GroupedHeads, Kernel):
         }  # fmt: skip
 
     def statement_text(self) -> str:
-        """What the kernel computes, as text."""
+        """Computation of the kernel, as text."""
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
         slices = f", in {self.slices} slices of the keys" if self.slices > 1 else ""
         return f"{self.output.name} = softmax(Q K^T * {self.scale:.4g}) V of {names}{self.mask_text}{slices}"
@@ -143,7 +143,7 @@ class SliceSum(Kernel):
 
     @property
     def slices(self) -> int:
-        """How many there are of every row."""
+        """Number of slices of every row."""
         return self.source.shape[0]
 
     @property
@@ -162,7 +162,7 @@ class SliceSum(Kernel):
         return {"slice": self.slices, "row": self.rows, "element": self.width}
 
     def statement_text(self) -> str:
-        """What the kernel computes, as text."""
+        """Computation of the kernel, as text."""
         return (
             f"{self.output.name}[row, e] = sum(s, w[s, row] {self.source.name}[s, row, e]) / sum(s, w[s, row] total), "
             f"w = exp2(peak[s, row] - max(s, peak)), {self.slices} slices"

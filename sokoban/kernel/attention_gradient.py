@@ -2,7 +2,7 @@
 
 The gradient of the queries has queries of its own and walks keys; that of keys and values has keys of its own and walks
 the queries of all heads that share them. Either computes the logits and their gradients anew from tiles that it holds,
-so that no table of them passes through memory, and nobody adds to what another block writes: two runs agree to the bit.
+so that no table of them passes through memory, and no block adds to what another one writes: two runs agree to the bit.
 Queries are numbered as :mod:`sokoban.kernel.attention` numbers rows.
 """
 
@@ -39,7 +39,7 @@ class AttentionGradientKernel(GroupedHeads, Kernel):
 
     @property
     def is_of_keys(self) -> bool:
-        """Whether it is the gradient of keys and values."""
+        """True if it is the gradient of keys and values."""
         return self.attention.of == "keys"
 
     @property
@@ -67,7 +67,7 @@ class AttentionGradientKernel(GroupedHeads, Kernel):
         }  # fmt: skip
 
     def statement_text(self) -> str:
-        """What the kernel computes, as text."""
+        """Computation of the kernel, as text."""
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
         result = "dS^T Q and P^T dY side by side" if self.is_of_keys else "dS K"
         return (

@@ -37,7 +37,7 @@ class Bound:
     otherwise: str
 
     def offset(self, sizes: Mapping[str, int]) -> int:
-        """What is added to the row."""
+        """Number that is added to the row."""
         return sum(int(f"{sign}1") * sizes[name] for sign, name in self.terms)
 
     def value(self, row: NDArray[np.int64], sizes: Mapping[str, int]) -> NDArray[np.int64]:
@@ -65,7 +65,7 @@ QUERIES_OF_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRange:
-    """What blocks of rows walk.
+    """Range that blocks of rows walk.
 
     Attributes:
         is_of_keys: whether rows are keys that walk queries, not queries that walk keys.

@@ -112,7 +112,7 @@ class KernelForm(Kernel):
         return replace(self, expr=replace(self.expr, tensors=tensors))
 
     def statement_text(self) -> str:
-        """What the kernel computes, as the expression language writes it."""
+        """Computation of the kernel, as the expression language writes it."""
         return "; ".join(statement_text(statement) for statement in self.source.statements)
 
     @cached_property
@@ -147,7 +147,7 @@ class KernelForm(Kernel):
 
     @cached_property
     def body(self) -> Value:
-        """What is evaluated most often: the reduction's body, or the final value where nothing is reduced."""
+        """Value that is evaluated most often: the reduction's body, or the final value where nothing is reduced."""
         return self.reduction.body if self.reduction else self.final.value
 
     @cached_property
@@ -175,8 +175,8 @@ class KernelForm(Kernel):
     def reduction_loads(self) -> tuple[Load, ...]:
         """Distinct loads of input tensors by all reductions."""
         produced = {statement.tensor for statement in self.reductions}
-        found = [load for statement in self.reductions for load in loads(statement.value)]
-        return tuple(dict.fromkeys(load for load in found if load.tensor not in produced))
+        reads = [load for statement in self.reductions for load in loads(statement.value)]
+        return tuple(dict.fromkeys(load for load in reads if load.tensor not in produced))
 
     @cached_property
     def later_loads(self) -> tuple[Load, ...]:
@@ -187,7 +187,7 @@ class KernelForm(Kernel):
 
     @cached_property
     def is_rows_of_products(self) -> bool:
-        """Whether it is a ``rows`` kernel that reads its operands again in other rows: none of those of one reduction
+        """True if it is a ``rows`` kernel that reads its operands again in other rows: none of those of one reduction
         lies along all axes of a row, as in two products side by side. Nothing keeps them close to the units."""
         if not self.is_rows:
             return False
@@ -201,7 +201,7 @@ class KernelForm(Kernel):
 
     @cached_property
     def reduces_contiguously(self) -> bool:
-        """Whether a reduced axis walks the innermost dimension of the largest input.
+        """True if a reduced axis walks the innermost dimension of the largest input.
 
         Threads that share a reduction then stand side by side along it, otherwise along the outputs.
         """
@@ -241,22 +241,22 @@ class KernelForm(Kernel):
 
     @cached_property
     def is_tile(self) -> bool:
-        """Whether it has at most one reduction, over the output's own axes."""
+        """True if it has at most one reduction, over the output's own axes."""
         return self.kind == "tile"
 
     @cached_property
     def is_rows(self) -> bool:
-        """Whether it has several reductions over the columns of each row."""
+        """True if it has several reductions over the columns of each row."""
         return self.kind == "rows"
 
     @cached_property
     def is_composed(self) -> bool:
-        """Whether no schedule of tiles computes it whole: attention, its gradients, a sequence of kernels."""
+        """True if no schedule of tiles computes it whole: attention, its gradients, a sequence of kernels."""
         return self.kind in _COMPOSED_FLOPS
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is attention or a gradient of it, which have kernels of their own."""
+        """True if it is attention or a gradient of it, which have kernels of their own."""
         return self.is_composed and not self.stages
 
     @cached_property
@@ -287,7 +287,7 @@ class KernelForm(Kernel):
 
     @cached_property
     def needs_matrix(self) -> bool:
-        """Whether the operator reads eight-bit floats, which ordinary arithmetic takes none of."""
+        """True if the operator reads eight-bit floats, which ordinary arithmetic takes none of."""
         return any(tensor.dtype in FLOAT8_DTYPES for tensor in self.expr.inputs)
 
     @cached_property

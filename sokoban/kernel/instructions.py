@@ -26,7 +26,7 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 
 class Instruction(StrEnum):
-    """What computes the tiles of a schedule; the texts are those of files.
+    """Instructions that compute the tiles of a schedule; the texts are those of files.
 
     A matrix instruction is named by what a warp multiplies at a time, rows by columns by depth.
     """
@@ -45,22 +45,22 @@ class Instruction(StrEnum):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether a tile belongs to a warp, which multiplies it by a matrix instruction."""
+        """True if a tile belongs to a warp, which multiplies it by a matrix instruction."""
         return self is not _SCALAR
 
     @property
     def is_mma(self) -> bool:
-        """Whether it is ``mma.sync``, whatever the depth."""
+        """True if it is ``mma.sync``, whatever the depth."""
         return self in _MMA
 
     @property
     def is_by_groups(self) -> bool:
-        """Whether warp groups multiply."""
+        """True if warp groups multiply."""
         return self is _BY_GROUPS
 
     @property
     def is_swizzled(self) -> bool:
-        """Whether operands are copied past the registers and lie swizzled in shared memory: ``mma.sync``, ``wgmma``."""
+        """True if operands are copied past the registers and lie swizzled in shared memory: ``mma.sync``, ``wgmma``."""
         return self in _SWIZZLED
 
 
@@ -116,7 +116,7 @@ NEAR_INSTRUCTIONS: Mapping[str, float] = {
 
 
 def makes_16_bits(expr: TensorExpr) -> bool:
-    """Whether the last statement is computed in float32 and rounded to 16 bits."""
+    """True if the last statement is computed in float32 and rounded to 16 bits."""
     return expr.final_dtype == "float32" and expr.output.dtype in ("float16", "bfloat16")
 
 
@@ -160,7 +160,7 @@ def _call_instructions(call: Call, costs: Mapping[str, float]) -> float:
 
 
 def depends(value: Value, along: Collection[str]) -> bool:
-    """Whether ``value`` differs along one of some axes."""
+    """True if ``value`` differs along one of some axes."""
     if isinstance(value, Load):
         return any(axis in along for index in value.indices for axis in index.axes)
     if isinstance(value, AxisValue):
@@ -175,7 +175,7 @@ def _is_product(value: Value) -> bool:
 
 
 def _is_inexact(value: Constant) -> bool:
-    """Whether a division by ``value`` is no multiplication by its reciprocal: all but powers of two."""
+    """True if a division by ``value`` is no multiplication by its reciprocal: all but powers of two."""
     number = abs(value.value)
     while number > 1.0:
         number /= 2.0

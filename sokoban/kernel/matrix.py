@@ -107,7 +107,7 @@ BANK_PIECES = 8
 
 
 def swizzle_of(pieces: int) -> tuple[int, int]:
-    """How rows of ``pieces`` pieces of 16 bytes are swizzled in shared memory: ``(divisor, count)``.
+    """Swizzle of rows of ``pieces`` pieces of 16 bytes in shared memory: ``(divisor, count)``.
 
     Piece ``p`` of row ``r`` lies where ``p ^ (r // divisor % count)`` would, so that eight rows have their piece ``p``
     in different banks. Rows of an odd number of pieces need no swizzle (count 1): their starts already differ.
@@ -166,16 +166,16 @@ class MatrixRoles:
         return MATRIX_TYPES[self.dtype].depth
 
     def fragment(self, axis: str) -> int:
-        """What every tile's size along ``axis`` is a multiple of; 1 for axes beside the product."""
+        """Divisor of every tile's size along ``axis``; 1 for axes outside the product."""
         return self.depth if axis == self.k else FRAGMENT if axis in (self.m, self.n) else 1
 
     def is_turned(self, load: Load) -> bool:
-        """Whether the depth of an operand is not its innermost dimension."""
+        """True if the depth of an operand is not its innermost dimension."""
         return (self.a_layout == "col") if load == self.a else (self.b_layout == "row")
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether two 16x8 products side by side have every other column each.
+        """True if two adjacent 16x8 products have every other column each.
 
         They do where bytes are turned: ``ldmatrix`` turns pairs of columns.
         """
@@ -201,11 +201,11 @@ class MatrixRoles:
 
 
 def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction | None) -> MatrixRoles | None:
-    """The roles of the axes of an operator, None where it is no product of matrices.
+    """Roles of the axes of an operator, None where it is no product of matrices.
 
     The three axes index their operands plainly, and each operand's innermost dimension is one of them. Rows and columns
     may start elsewhere in every step, as those of an image do that filters are moved over, and the depth of one operand
-    for every step of an axis beside the product, where nothing is read beyond the tensor. Where several choices are
+    for every step of an axis outside the product, where nothing is read beyond the tensor. Where several choices are
     left, the output's innermost axis is preferred for n, and large axes for all three.
 
     Args:

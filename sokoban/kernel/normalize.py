@@ -53,7 +53,7 @@ def inline_pointwise(expr: TensorExpr) -> TensorExpr:
         InputError: the statements multiply each other beyond :data:`MAX_INLINED_NODES`.
     """
     definitions: dict[str, Statement] = {}
-    kept: list[Statement] = []
+    statements: list[Statement] = []
     for statement in expr.statements:
         value = _with_infinities(_Inliner(expr, definitions).value(statement.value), expr)
         _check_size(value, statement, expr)
@@ -65,8 +65,8 @@ def inline_pointwise(expr: TensorExpr) -> TensorExpr:
         ):
             definitions[statement.tensor] = statement
         else:
-            kept.append(statement)
-    return _with_statements(expr, kept, expr.tensors)
+            statements.append(statement)
+    return _with_statements(expr, statements, expr.tensors)
 
 
 class _Inliner:
@@ -227,11 +227,11 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
     'Y[f] = sum([c], (X[c] * W[f, c]))'
     """
     zero = {axis.name: AffineIndex() for axis in expr.axes if axis.size == 1}
-    kept = {tensor.name: _kept_dimensions(tensor, expr) for tensor in expr.tensors}
+    dimensions_of = {tensor.name: _lasting_dimensions(tensor, expr) for tensor in expr.tensors}
 
     def dropped(value: Value) -> Value:
         if isinstance(value, Load):
-            return replace(value, indices=tuple(value.indices[d] for d in kept[value.tensor]))
+            return replace(value, indices=tuple(value.indices[d] for d in dimensions_of[value.tensor]))
         if isinstance(value, Call):
             return Call(value.function, tuple(dropped(argument) for argument in value.arguments))
         if isinstance(value, Reduction):
@@ -240,14 +240,14 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
         return value
 
     statements = [
-        Statement(s.tensor, tuple(s.axes[d] for d in kept[s.tensor]), dropped(substitute_axes(s.value, zero)))
+        Statement(s.tensor, tuple(s.axes[d] for d in dimensions_of[s.tensor]), dropped(substitute_axes(s.value, zero)))
         for s in expr.statements
     ]
-    tensors = [_reshaped(tensor, tuple(tensor.shape[d] for d in kept[tensor.name])) for tensor in expr.tensors]
+    tensors = [_reshaped(tensor, tuple(tensor.shape[d] for d in dimensions_of[tensor.name])) for tensor in expr.tensors]
     return _with_statements(expr, statements, tensors)
 
 
-def _kept_dimensions(tensor: Tensor, expr: TensorExpr) -> tuple[int, ...]:
+def _lasting_dimensions(tensor: Tensor, expr: TensorExpr) -> tuple[int, ...]:
     """Dimensions of more than one element, or with a read that may be outside; at least one."""
     outside = {
         d
@@ -257,8 +257,8 @@ def _kept_dimensions(tensor: Tensor, expr: TensorExpr) -> tuple[int, ...]:
         for d, index in enumerate(load.indices)
         if index.bounds(expr.sizes) != (0, 0)
     }
-    kept = tuple(d for d, extent in enumerate(tensor.shape) if extent != 1 or d in outside)
-    return kept or tuple(range(len(tensor.shape)))[:1]
+    dimensions = tuple(d for d, extent in enumerate(tensor.shape) if extent != 1 or d in outside)
+    return dimensions or tuple(range(len(tensor.shape)))[:1]
 
 
 def _reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -307,7 +307,7 @@ def _fusible_pair(expr: TensorExpr) -> tuple[str, str] | None:
 
 
 def can_fuse(expr: TensorExpr, a: str, b: str) -> bool:
-    """Whether axes ``a`` and ``b`` may become one (the conditions of :func:`fuse_axes`)."""
+    """True if axes ``a`` and ``b`` may become one (the conditions of :func:`fuse_axes`)."""
     merged: dict[str, set[int | None]] = {}
     for statement in expr.statements:
         reduced = statement.reduction.axes if statement.reduction else ()
@@ -333,8 +333,8 @@ def _pair_position(indices: Sequence[AffineIndex], a: str, b: str) -> int | None
     if len(positions) != 2 or positions[1] != positions[0] + 1:
         return None
     first, second = positions
-    are_plain = indices[first] == AffineIndex.axis(a) and indices[second] == AffineIndex.axis(b)
-    return first if are_plain else None
+    are_single_axes = indices[first] == AffineIndex.axis(a) and indices[second] == AffineIndex.axis(b)
+    return first if are_single_axes else None
 
 
 def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:

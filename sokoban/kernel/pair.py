@@ -88,7 +88,7 @@ class ProductPair(Kernel):
 
     @property
     def problems(self) -> int:
-        """Pairs of products beside each other."""
+        """Number of independent pairs of products."""
         return math.prod(self.sizes_by_axis[axis] for axis in self.batch)
 
     @property
@@ -131,12 +131,12 @@ class ProductPair(Kernel):
 
     @property
     def is_first_turned(self) -> bool:
-        """Whether A lies as ``[k, n]``, its columns side by side."""
+        """True if A lies as ``[k, n]``, its columns adjacent."""
         return self.first.indices[-1].axes[0] == self.middle
 
     @property
     def is_second_turned(self) -> bool:
-        """Whether B lies as ``[p, n]``, its columns one after the other."""
+        """True if B lies as ``[p, n]``, its columns one after the other."""
         return self.second.indices[-1].axes[0] == self.middle
 
     def stride(self, load: Load, axis: str) -> int:
@@ -148,16 +148,16 @@ class ProductPair(Kernel):
 
     @cached_property
     def inner_loads(self) -> tuple[Load, ...]:
-        """What the function between the products reads besides H."""
+        """Loads of the function between the products besides H."""
         return tuple(load for load in loads(self.inner) if load.tensor != self.summed)
 
     @cached_property
     def final_loads(self) -> tuple[Load, ...]:
-        """What the final statement reads besides sums."""
+        """Loads of the final statement besides sums."""
         return tuple(load for load in loads(self.final.value) if load.tensor != self.result)
 
     def statement_text(self) -> str:
-        """What the kernel computes, as text."""
+        """Computation of the kernel, as text."""
         return "; ".join(statement_text(statement) for statement in self.expr.statements)
 
 
@@ -184,16 +184,16 @@ def product_pair(source: TensorExpr) -> ProductPair:
         final = Statement(second.tensor, second.axes, Load(second.tensor, indices))
     if not reads_elementwise(final, second) or any(load.tensor == first.tensor for load in loads(final.value)):
         raise _refused(source, f"what follows {second.tensor} reads more than its own element of it")
-    known, (second,) = distinct_reduced_axes(expr, (second,), final.axes)
+    distinct, (second,) = distinct_reduced_axes(expr, (second,), final.axes)
     second = renamed_to(final, second)
     inner, factor = _factors(source, first, second)
     read = {load for load in loads(inner) if load.tensor == first.tensor}
     names = [index.axes[0] for load in read for index in load.indices if index.is_plain_axis and load.pad is None]
     if len(read) != 1 or len(set(names)) != len(first.axes):
         raise _refused(source, f"{second.tensor} reads {first.tensor} otherwise than element by element")
-    known, (first,) = distinct_reduced_axes(known, (first,), tuple(names))
+    distinct, (first,) = distinct_reduced_axes(distinct, (first,), tuple(names))
     first = rename_axes(first, dict(zip(first.axes, names, strict=True)))
-    return _pair(source, expr, fused, known.sizes, (first, second, final), inner, factor)
+    return _pair(source, expr, fused, distinct.sizes, (first, second, final), inner, factor)
 
 
 def _refused(source: TensorExpr, why: str) -> InputError:
@@ -201,7 +201,7 @@ def _refused(source: TensorExpr, why: str) -> InputError:
 
 
 def _factors(source: TensorExpr, first: Statement, second: Statement) -> tuple[Value, Load]:
-    """What H's elements become, and what reads B."""
+    """Expression of H's elements, and the load of B."""
     reduction = reduction_of(second)
     body = reduction.body
     if reduction.function == "sum" and isinstance(body, Call) and body.function == "mul":
@@ -224,8 +224,8 @@ def _pair(
     if not is_product or len(factors) != 2 or len(reduction.axes) != 1 or len(reduction_of(of_second).axes) != 1:
         raise _refused(source, "both have to sum products of two factors along one axis")
     (depth,), (middle,) = reduction.axes, reduction_of(of_second).axes
-    own, first = sorted(factors, key=lambda load: middle in _axes(load))
-    rows = [axis for axis in of_second.axes if axis in _axes(own) and axis not in _axes(first) | _axes(second)]
+    x_load, first = sorted(factors, key=lambda load: middle in _axes(load))
+    rows = [axis for axis in of_second.axes if axis in _axes(x_load) and axis not in _axes(first) | _axes(second)]
     widths = [axis for axis in of_second.axes if axis not in of_first.axes]
     if not rows or len(widths) != 1:
         raise _refused(source, "no axis of rows is X's alone, or results have several axes that H has not")
@@ -233,7 +233,7 @@ def _pair(
     pair = ProductPair(
         name=source.name, expr=expr, fused=tuple((name, parts) for name, parts in fused.items() if len(parts) > 1),
         sizes_by_axis=dict(sizes), batch=tuple(axis for axis in of_second.axes if axis not in (row, widths[0])),
-        row=row, depth=depth, middle=middle, width=widths[0], own=own, first=first, second=second, inner=inner,
+        row=row, depth=depth, middle=middle, width=widths[0], own=x_load, first=first, second=second, inner=inner,
         final=final, summed=of_first.tensor, result=of_second.tensor,
     )  # fmt: skip
     problem = _problem(pair, of_first)

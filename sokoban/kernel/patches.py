@@ -79,7 +79,7 @@ class PatchTransform(Kernel):
 
     @property
     def is_padded(self) -> bool:
-        """Whether patches reach beyond the source."""
+        """True if patches reach beyond the source."""
         return any(self._reaches_out(self.source, position) for position in range(len(self.source.indices)))
 
     @property
@@ -106,7 +106,7 @@ class PatchTransform(Kernel):
         return math.gcd(self.transformed, widest, self.output.shape[-1], last.offset, *others)
 
     def statement_text(self) -> str:
-        """What the transform computes, as text."""
+        """Computation of the transform, as text."""
         made = value_text(self.value).replace(f"{RESULT}[]", f"(M {self.source.tensor} Mᵀ)")
         indices = ", ".join(map(str, self.target))
         return f"{self.output.name}[{indices}] = {made}, {self.patch}x{self.patch} patches {value_text(self.source)}"

@@ -34,7 +34,7 @@ WARP_GROUP_PIECE_BYTES = 16
 
 
 class MatrixProduct(NamedTuple):
-    """How a product of matrices is computed: the roles of its axes, and the instruction that a warp multiplies by."""
+    """Product of matrices: the roles of its axes, and the instruction that a warp multiplies by."""
 
     roles: MatrixRoles
     instruction: Instruction
@@ -95,7 +95,7 @@ class PlacedForm:
 
     @cached_property
     def matrix_rates(self) -> MatrixInstruction | None:
-        """How fast the device multiplies by the instruction of :attr:`product`."""
+        """Rates of the device by the instruction of :attr:`product`."""
         return None if self.product is None else self.device.matrix_instruction(self.product.roles.dtype)
 
     @cached_property
@@ -125,12 +125,12 @@ class PlacedForm:
 
     @cached_property
     def warp_group_rates(self) -> MatrixInstruction | None:
-        """How fast warp groups of the device multiply elements of the operator's type."""
+        """Rates of the device's warp groups for elements of the operator's type."""
         return self.device.warp_group_instruction(self.form.input_dtype)
 
     @cached_property
     def is_widened(self) -> bool:
-        """Whether the eight-bit floats of a product become halves in registers before ``mma.sync`` multiplies them,
+        """True if the eight-bit floats of a product become halves in registers before ``mma.sync`` multiplies them,
         since it is no faster for them: on sm_90, whose units for them no other instructions reach than those of warp
         groups."""
         rates, halves = self.matrix_rates, self.device.matrix_instruction("float16")

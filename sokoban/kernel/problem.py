@@ -1,4 +1,4 @@
-"""What one kernel of a program computes: a tensor expression in canonical form, a patch transform, attention,
+"""Computation of one kernel of a program: a tensor expression in canonical form, a patch transform, attention,
 its gradients, a pair of products."""
 
 from __future__ import annotations

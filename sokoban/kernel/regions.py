@@ -118,8 +118,8 @@ def subtensor_sizes(expr: TensorExpr, tile: Mapping[str, Size]) -> dict[str, tup
                 if position == len(dims):
                     dims.append((low, high))
                 else:
-                    known_low, known_high = dims[position]
-                    dims[position] = (np.minimum(known_low, low), np.maximum(known_high, high))
+                    lowest, highest = dims[position]
+                    dims[position] = (np.minimum(lowest, low), np.maximum(highest, high))
     inputs = {tensor.name for tensor in expr.inputs}
     return {name: tuple(high - low + 1 for low, high in dims) for name, dims in spans.items() if name in inputs}
 

@@ -51,10 +51,10 @@ def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelFor
         return sequence_form(expr if attention is None else in_program(attention, expr))
     if form.is_composed and not with_attention:
         return sequence_form(form.expr)
-    return _products_apart(form) or form
+    return _separate_products(form) or form
 
 
-def _products_apart(form: KernelForm) -> KernelForm | None:
+def _separate_products(form: KernelForm) -> KernelForm | None:
     """Products that one kernel could compute row by row, as a kernel each; None where that is no operator, or where
     they are none."""
     if not form.is_rows_of_products:
@@ -118,7 +118,7 @@ def _kernel_of(part: TensorExpr, *, is_alone: bool) -> KernelForm | None:
 
 
 def _read_later(expr: TensorExpr, inner: Sequence[Statement], last: int) -> bool:
-    """Whether a statement from ``last`` on reads what ``inner`` statements define."""
+    """True if a statement from ``last`` on reads what ``inner`` statements define."""
     written = {statement.tensor for statement in inner}
     return any(load.tensor in written for later in expr.statements[last:] for load in loads(later.value))
 

@@ -102,5 +102,5 @@ def axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis, 
 
 
 def too_much(expr: TensorExpr, why: str) -> InputError:
-    """What to raise where an operator needs more than one kernel."""
+    """Error of an operator that needs more than one kernel."""
     return InputError(expr.name, f"cannot be one kernel: {why}", "write it as two operators")

@@ -1,1 +1,1 @@
-"""What is computed: tensor expressions, their text and JSON, and the float64 reference."""
+"""Computations: tensor expressions, their text and JSON, and the float64 reference."""

@@ -211,13 +211,13 @@ class _Builder:
                     return None
                 parts += side.parts
             return Conditions(is_all, tuple(parts))
-        left, right = (_index(argument) for argument in value.arguments)
-        if left is None or right is None or value.function not in _COMPARISONS:
+        minuend, subtrahend = (_index(argument) for argument in value.arguments)
+        if minuend is None or subtrahend is None or value.function not in _COMPARISONS:
             return None
         swapped, offset = _COMPARISONS[value.function]
         if swapped:
-            left, right = right, left
-        difference = _minus(left, right).substitute(axes)
+            minuend, subtrahend = subtrahend, minuend
+        difference = _minus(minuend, subtrahend).substitute(axes)
         return Conditions(True, (AffineIndex(difference.terms, difference.offset + offset),))
 
 
@@ -303,7 +303,7 @@ def _plus(*products: Product) -> Product:
 
 
 def _is_mask(selection: Selection) -> bool:
-    """Whether a selection is either 0 or infinite."""
+    """True if a selection is either 0 or infinite."""
     arms = (selection.first, selection.second)
     return not any(arm.factors for arm in arms) and {math.fabs(arm.coefficient) for arm in arms} == {0.0, math.inf}
 
@@ -383,7 +383,7 @@ def _sign_of(value: Product) -> Product:
 
 
 def _is_neutral(value: Product) -> bool:
-    """Whether a value is a number that positive factors leave as it is."""
+    """True if a value is a number that positive factors leave as it is."""
     return not value.factors and (value.coefficient == 0 or math.isinf(value.coefficient))
 
 

@@ -124,42 +124,42 @@ def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str],
     if dtypes[output] in RESULT_DTYPE:
         problem, remedy = f"{dtypes[output]} is a type of inputs", RESULT_DTYPE[dtypes[output]]
         raise InputError(f"dtypes.{output}", f"{problem}, too narrow for results", f"use {remedy}, or a wider float")
-    are_whole = _whole_statements(statements, dtypes)
+    are_integers = _integer_statements(statements, dtypes)
     reductions = [position for position, statement in enumerate(statements) if statement.reduction]
     # What follows the sum may be computed in floats.
-    is_integral = len(reductions) == 1 and all(are_whole[: reductions[0] + 1])
+    is_integral = len(reductions) == 1 and all(are_integers[: reductions[0] + 1])
     if not reductions:
-        is_integral = all(are_whole) and dtypes[output] == "int32"
+        is_integral = all(are_integers) and dtypes[output] == "int32"
     widest = "float64" if "float64" in dtypes.values() else "float32"
     accumulate = given or ("int32" if is_integral else widest)
     check_accumulate(accumulate, "float32" if accumulate == "int32" and is_integral else widest)
     if accumulate == "int32" and not is_integral:
         raise InputError("accumulate", "int32 takes one reduction of integers by functions of integers", "use float32")
-    if dtypes[output] == "int32" and not (accumulate == "int32" and all(are_whole)):
+    if dtypes[output] == "int32" and not (accumulate == "int32" and all(are_integers)):
         raise InputError(f"dtypes.{output}", "int32 keeps none but whole numbers", "use float32")
     return accumulate
 
 
-def _whole_statements(statements: Sequence[Statement], dtypes: Mapping[str, str]) -> list[bool]:
-    """Whether the values of each statement are whole numbers, computed from nothing but whole numbers."""
-    whole_tensors = {name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES}
-    whole_tensors -= {statement.tensor for statement in statements}
+def _integer_statements(statements: Sequence[Statement], dtypes: Mapping[str, str]) -> list[bool]:
+    """Truth, by statement, of its values being integers, computed from nothing but integers."""
+    integer_tensors = {name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES}
+    integer_tensors -= {statement.tensor for statement in statements}
     result = []
     for statement in statements:
-        reads_whole = any(load.tensor in whole_tensors for load in loads(statement.value))
-        is_whole = reads_whole and all(_is_whole(node, whole_tensors) for node in walk(statement.value))
-        if is_whole:
-            whole_tensors.add(statement.tensor)
-        result.append(is_whole)
+        reads_integers = any(load.tensor in integer_tensors for load in loads(statement.value))
+        is_integer = reads_integers and all(_is_integer(node, integer_tensors) for node in walk(statement.value))
+        if is_integer:
+            integer_tensors.add(statement.tensor)
+        result.append(is_integer)
     return result
 
 
-def _is_whole(node: Value, whole_tensors: set[str]) -> bool:
-    """Whether a node of a value is a whole number if its arguments are."""
+def _is_integer(node: Value, integer_tensors: set[str]) -> bool:
+    """True if a node of a value is an integer where its arguments are."""
     if isinstance(node, Constant):
         return float(node.value).is_integer()
     if isinstance(node, Load):
-        return node.tensor in whole_tensors and (node.pad is None or float(node.pad).is_integer())
+        return node.tensor in integer_tensors and (node.pad is None or float(node.pad).is_integer())
     if isinstance(node, Call):
         return node.function in _INTEGER_FUNCTIONS
     if isinstance(node, Reduction):

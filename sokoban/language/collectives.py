@@ -45,7 +45,7 @@ class Collective(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
 
 
 def is_collective(data: object) -> bool:
-    """Whether an operator's JSON value is a collective's, right or wrong."""
+    """True if an operator's JSON value is a collective's, right or wrong."""
     return isinstance(data, Mapping) and isinstance(data.get("op"), str) and data["op"] in COLLECTIVES
 
 
@@ -58,17 +58,17 @@ def collective_from_data(data: Mapping[str, Any]) -> Collective:
     if "ranks" not in data and data["op"] != "send":
         raise InputError("ranks", "is missing", "write how many boards take part")
     try:
-        found = msgspec.convert(dict(data), Collective)
+        collective = msgspec.convert(dict(data), Collective)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
         field = path.removesuffix("`")
-        known = ", ".join(get_args(Dtype) if field == "dtype" else Collective.__struct_fields__)
-        remedy = f"use one of {known}" if field == "dtype" else f"the keys of a collective are {known}"
+        keys = ", ".join(get_args(Dtype) if field == "dtype" else Collective.__struct_fields__)
+        remedy = f"use one of {keys}" if field == "dtype" else f"the keys of a collective are {keys}"
         raise InputError(field, problem.replace("`", ""), remedy) from None
-    if found.bytes < 1:
-        raise InputError("bytes", f"got {found.bytes}, expected 1 or more", "write the size of a message")
-    if found.ranks < 2:
-        raise InputError("ranks", f"got {found.ranks}, expected 2 or more", "one rank communicates with nobody")
-    if found.op == "send" and found.ranks != 2:
-        raise InputError("ranks", f"got {found.ranks}, but a send is between 2", "leave ranks out")
-    return found
+    if collective.bytes < 1:
+        raise InputError("bytes", f"got {collective.bytes}, expected 1 or more", "write the size of a message")
+    if collective.ranks < 2:
+        raise InputError("ranks", f"got {collective.ranks}, expected 2 or more", "one rank communicates with nobody")
+    if collective.op == "send" and collective.ranks != 2:
+        raise InputError("ranks", f"got {collective.ranks}, but a send is between 2", "leave ranks out")
+    return collective

@@ -26,7 +26,7 @@ INTEGER_DTYPES = ("int8", "int32")
 #: Eight-bit floats: storage of a matrix product's operands, in which nothing is computed.
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES, *FLOAT8_DTYPES)
-#: Dtype of what an operator makes of dtypes too narrow for results, unless it is told another.
+#: Dtype of what an operator makes of dtypes too narrow for results, by default.
 RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
 
 #: Reduction name -> the value that changes nothing.
@@ -72,13 +72,13 @@ class AffineIndex:
 
     @property
     def is_plain_axis(self) -> bool:
-        """Whether the index is a single axis: coefficient one, no offset."""
+        """True if the index is a single axis: coefficient one, no offset."""
         return self.offset == 0 and len(self.terms) == 1 and self.terms[0][1] == 1
 
     def coefficient(self, axis: str) -> int:
         """By how much the index grows along ``axis``; 0 where it does not depend on it."""
-        for own, coefficient in self.terms:
-            if own == axis:
+        for term_axis, coefficient in self.terms:
+            if term_axis == axis:
                 return coefficient
         return 0
 
@@ -220,9 +220,9 @@ class Origin:
     result: str
     names: tuple[tuple[str, str], ...] = ()
 
-    def name(self, own: str) -> str:
+    def name(self, program_name: str) -> str:
         """The expression's name of a tensor or an axis of the operator's program."""
-        return dict(self.names).get(own, own)
+        return dict(self.names).get(program_name, program_name)
 
 
 @dataclass(frozen=True, kw_only=True)

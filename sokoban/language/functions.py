@@ -60,7 +60,7 @@ def _step(comparison: str, a: Value, b: Value | float, otherwise: float = 0.0) -
 
 
 def _primitives() -> Iterator[Function]:
-    """What backends know."""
+    """Functions that backends know."""
     yield Function(name="add", arity=2, derivatives=(ONE, ONE))
     yield Function(name="sub", arity=2, derivatives=(ONE, Constant(-1.0)))
     yield Function(name="mul", arity=2, derivatives=(Y, X))
@@ -91,7 +91,7 @@ def _primitives() -> Iterator[Function]:
 
 
 def _composed() -> Iterator[Function]:
-    """What is written from primitives: a new function is a line here."""
+    """Functions written from primitives: a new function is a line here."""
     yield Function(
         name="rsqrt", value=call("div", 1.0, call("sqrt", X)), positive=(0,),
         derivatives=(call("div", call("mul", -0.5, call("rsqrt", X)), X),),

@@ -20,7 +20,7 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True)
 class Correspondence:
-    """What a pattern's names, and its numbers where these may be any, stand for in another value.
+    """Names and numbers of another value that a pattern's stand for, numbers where these may be any.
 
     Attributes:
         axes: the value's axes by the pattern's.

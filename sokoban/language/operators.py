@@ -92,10 +92,12 @@ def operator_from_data(data: object) -> TensorExpr:
         )  # fmt: skip
     if not isinstance(op, str) or op not in NAMED_OPERATORS:
         close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
-        known = ", ".join(NAMED_OPERATORS)
+        operator_names = ", ".join(NAMED_OPERATORS)
         shown = repr(op) if isinstance(op, str) else _json_type(op)
         raise InputError(
-            "op", f"unknown operator {shown}", (f"did you mean {close[0]!r}? " if close else "") + f"known: {known}"
+            "op",
+            f"unknown operator {shown}",
+            (f"did you mean {close[0]!r}? " if close else "") + f"known: {operator_names}",
         )
     operator = _convert(data, NAMED_OPERATORS[op])
     _check_operator_name(operator.name)
@@ -178,11 +180,11 @@ def _check_maps(data: dict[str, Any]) -> None:
 
 def _convert(data: dict[str, Any], cls: type[_T]) -> _T:
     """``data`` as an instance of ``cls``; every complaint becomes an InputError with the key's path."""
-    known = [*cls.__struct_fields__, *(["op"] if cls is not Expr else [])]
+    keys = [*cls.__struct_fields__, *(["op"] if cls is not Expr else [])]
     for key in data:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            remedy = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        if key not in keys:
+            close = difflib.get_close_matches(key, keys, 1)
+            remedy = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(keys)}"
             raise InputError("", f"unknown key {key!r}", remedy)
     try:
         return msgspec.convert(data, cls)

@@ -148,10 +148,8 @@ def _lift_reductions(definitions: Sequence[Statement], sizes: Mapping[str, int])
     result: list[Statement] = []
     for definition in definitions:
         inner = (axis for node in walk(definition.value) if isinstance(node, Reduction) for axis in node.axes)
-        own_unit = next((axis for axis in definition.axes if sizes[axis] == 1), unit_axis)
-        lifted = _Lifted(
-            owner=definition, taken=taken, unit_axis=own_unit, order=(*definition.axes, *dict.fromkeys(inner))
-        )
+        unit = next((axis for axis in definition.axes if sizes[axis] == 1), unit_axis)
+        lifted = _Lifted(owner=definition, taken=taken, unit_axis=unit, order=(*definition.axes, *dict.fromkeys(inner)))
         value = lifted.lift(definition.value, top=True)
         result += [*lifted.statements, Statement(definition.tensor, definition.axes, value)]
     return result

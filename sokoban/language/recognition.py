@@ -103,7 +103,7 @@ def _without_epilogue(expr: TensorExpr, count: int) -> TensorExpr:
 
 
 def _has_softmax(expr: TensorExpr) -> bool:
-    """Whether an expression has what the patterns have: inputs, exponentials, and at least two sums."""
+    """True if an expression has what the patterns have: inputs, exponentials, and at least two sums."""
     nodes = [node for statement in expr.statements for node in walk(statement.value)]
     functions = [node.function for node in nodes if isinstance(node, Call | Reduction)]
     return "exp" in functions and functions.count("sum") > 1 and len(expr.inputs) in (3, 6)
@@ -135,7 +135,7 @@ def _start(pattern: TensorExpr, expr: TensorExpr, numbers: dict[float, tuple[flo
 def _candidates(pattern: _Pattern, expr: TensorExpr, match: Correspondence) -> Iterator[_Recognised]:
     """Operators that an expression may be, by its sizes and numbers. The scale is among those that stand for it, or
     its size is, where its sign stands further in."""
-    sizes = {axis_name(own): expr.sizes[axis_name(axis)] for own, axis in match.axes.items()}
+    sizes = {axis_name(program_axis): expr.sizes[axis_name(axis)] for program_axis, axis in match.axes.items()}
     numbers = {} if match.numbers is None else match.numbers
     queries = next(tensor for tensor in expr.inputs if tensor.name == match.tensors["Q"])
     key_heads = sizes.get("g", sizes["h"])
@@ -167,9 +167,13 @@ def _agreeing(operator: _Recognised, expr: TensorExpr, value: Product) -> Origin
     start = _start(program, expr, numbers=None)
     for match in correspondences(canonical_value(program), value, start):
         names = {**match.tensors, program.output.name: expr.output.name}
-        tensors = [(program.tensor_by_name[own], expr.tensor_by_name[name]) for own, name in names.items()]
-        axes = [(program.sizes[axis_name(own)], expr.sizes[axis_name(axis)]) for own, axis in match.axes.items()]
-        if all(own == size for own, size in axes) and all(_is_alike(own, tensor) for own, tensor in tensors):
+        tensors = [(program.tensor_by_name[expected], expr.tensor_by_name[name]) for expected, name in names.items()]
+        axes = [
+            (program.sizes[axis_name(expected)], expr.sizes[axis_name(axis)]) for expected, axis in match.axes.items()
+        ]
+        if all(expected == size for expected, size in axes) and all(
+            _is_alike(expected, tensor) for expected, tensor in tensors
+        ):
             pairs = tuple((_axis_names(match) | names).items())
             return Origin(operator=operator, result=expr.output.name, names=pairs)
     return None
@@ -179,9 +183,9 @@ def _axis_names(match: Correspondence) -> dict[str, str]:
     """The expression's axes by the program's, one for each: an axis of several names has the first, and of those that
     share a name one has it."""
     names: dict[str, str] = {}
-    for own, axis in match.axes.items():
-        if axis_name(own) not in names and axis_name(axis) not in names.values():
-            names[axis_name(own)] = axis_name(axis)
+    for program_axis, axis in match.axes.items():
+        if axis_name(program_axis) not in names and axis_name(axis) not in names.values():
+            names[axis_name(program_axis)] = axis_name(axis)
     return names
 
 

@@ -195,7 +195,7 @@ class _Block:
 
 
 def strided_view(array: Array, load: Load, order: Sequence[str], sizes: Mapping[str, int]) -> Array | None:
-    """What ``load`` reads over all axes of ``order`` as a view of ``array``.
+    """Elements that ``load`` reads over all axes of ``order`` as a view of ``array``.
 
     The view has one dimension per axis of ``order``: as many elements as ``sizes`` says, 1 for axes that the load does
     not use. A padded load looks into a padded copy; None if that copy would be much larger than the tensor.
@@ -274,7 +274,7 @@ def _sum_of_product(
 
 
 def _suits_einsum(operands: Sequence[Load], order: Sequence[str], reduced: Sequence[str]) -> bool:
-    """Whether einsum has letters for all axes, and operands that have all reduced ones."""
+    """True if einsum has letters for all axes, and operands that have all reduced ones."""
     walked = {axis for load in operands for index in load.indices for axis in index.axes}
     return 1 <= len(operands) <= 3 and len(order) <= 26 and walked.issuperset(reduced)
 
@@ -289,8 +289,8 @@ def _factors(value: Value) -> list[Load | Constant] | None:
     if isinstance(value, Load | Constant):
         return [value]
     if isinstance(value, Call) and value.function == "mul":
-        left, right = _factors(value.arguments[0]), _factors(value.arguments[1])
-        return None if left is None or right is None else left + right
+        first, second = _factors(value.arguments[0]), _factors(value.arguments[1])
+        return None if first is None or second is None else first + second
     return None
 
 

@@ -46,7 +46,7 @@ _AFFINE_ADVICE = "an index is a sum of integer*axis terms plus an integer"
 
 @dataclass(frozen=True)
 class _Scope:
-    """What one statement may refer to while its right-hand side is built."""
+    """Names that one statement may refer to while its right-hand side is built."""
 
     tensor: str
     left: tuple[str, ...]
@@ -148,15 +148,15 @@ def _call(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
     if function in REDUCERS and _is_reduction(function, arguments, scope):
         return _reduction(function, arguments, scope)
     if function not in FUNCTIONS:
-        known = ", ".join(sorted({*FUNCTIONS, *REDUCERS} - RESERVED_NAMES))
-        raise scope.error(f"unknown function {function!r}", f"known: {known}")
+        function_names = ", ".join(sorted({*FUNCTIONS, *REDUCERS} - RESERVED_NAMES))
+        raise scope.error(f"unknown function {function!r}", f"known: {function_names}")
     if len(arguments) != FUNCTIONS[function].arity:
         raise scope.error(f"{function} takes {FUNCTIONS[function].arity} argument(s), got {len(arguments)}")
     return _apply(function, [_value(argument, scope) for argument in arguments], scope)
 
 
 def _is_reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> bool:
-    """Whether a call reduces or is point-wise, which the module's docstring tells for max and min."""
+    """True if a call reduces and is not point-wise; the module's docstring says which, for max and min."""
     if function not in FUNCTIONS:
         return True
     first = arguments[0]
@@ -243,16 +243,16 @@ def _fold(function: str, arguments: list[Value]) -> Value | None:
     if isinstance(first, Constant) and isinstance(second, Constant):
         value = _fold_numbers(function, first.value, second.value)
         return Constant(value) if math.isfinite(value) or function == "neg" else None
-    left, right = _as_index(first), _as_index(second)
-    if left is None or right is None or function == "div":
+    augend, addend = _as_index(first), _as_index(second)
+    if augend is None or addend is None or function == "div":
         return None
     if function == "mul":
-        if left.terms and right.terms:
+        if augend.terms and addend.terms:
             return None
-        return AxisValue(_scaled(left, right.offset) if left.terms else _scaled(right, left.offset))
+        return AxisValue(_scaled(augend, addend.offset) if augend.terms else _scaled(addend, augend.offset))
     if function == "neg":
-        return AxisValue(_scaled(left, -1))
-    return AxisValue(_plus(left, right if function == "add" else _scaled(right, -1)))
+        return AxisValue(_scaled(augend, -1))
+    return AxisValue(_plus(augend, addend if function == "add" else _scaled(addend, -1)))
 
 
 def _fold_numbers(function: str, a: float, b: float) -> float:
@@ -310,16 +310,16 @@ def _linear(node: Node) -> AffineIndex | None:
     if kind not in ("add", "sub", "mul", "neg"):
         return None
     parts = [_linear(child) for child in node.children]
-    left, right = parts[0], parts[-1]
-    if left is None or right is None:
+    first, last = parts[0], parts[-1]
+    if first is None or last is None:
         return None
     if kind == "neg":
-        return _scaled(left, -1)
+        return _scaled(first, -1)
     if kind == "mul":
-        if left.terms and right.terms:
+        if first.terms and last.terms:
             return None
-        return _scaled(left, right.offset) if left.terms else _scaled(right, left.offset)
-    return _plus(left, right if kind == "add" else _scaled(right, -1))
+        return _scaled(first, last.offset) if first.terms else _scaled(last, first.offset)
+    return _plus(first, last if kind == "add" else _scaled(last, -1))
 
 
 def _affine_by_sympy(node: Node, tensor: str, scope: _Scope) -> AffineIndex:
@@ -359,16 +359,16 @@ def _sympy(node: Node, tensor: str, scope: _Scope) -> sympy.Expr:
         return sympy.Symbol(str(node.children[0]), integer=True)
     if kind not in ("add", "sub", "mul", "div", "neg", "pos"):
         raise scope.error(f"index {_index_text(node)} of {tensor} is not affine", _AFFINE_ADVICE)
-    left, *rest = (_sympy(child, tensor, scope) for child in node.children)
-    right = rest[0] if rest else sympy.S.Zero
+    first, *others = (_sympy(child, tensor, scope) for child in node.children)
+    right = others[0] if others else sympy.S.Zero
     if kind in ("neg", "pos"):
-        return -left if kind == "neg" else left
+        return -first if kind == "neg" else first
     if kind in ("add", "sub"):
-        return left + right if kind == "add" else left - right
-    curved = right.free_symbols if kind == "div" else left.free_symbols and right.free_symbols
+        return first + right if kind == "add" else first - right
+    curved = right.free_symbols if kind == "div" else first.free_symbols and right.free_symbols
     if curved or (kind == "div" and right == 0):
         raise scope.error(f"index {_index_text(node)} of {tensor} is not affine", _AFFINE_ADVICE)
-    return sympy.expand(left * right if kind == "mul" else left / right)
+    return sympy.expand(first * right if kind == "mul" else first / right)
 
 
 def _index_text(node: Node) -> str:

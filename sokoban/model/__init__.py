@@ -1,1 +1,1 @@
-"""How long a kernel takes: RATIONAL (thesis 5.3)."""
+"""Time of a kernel: RATIONAL (thesis 5.3)."""

@@ -48,7 +48,7 @@ def _unknown(problem: Problem, schedule: Schedule, device: DeviceSpec) -> None:
 
 @dataclass(frozen=True)
 class CompiledKind:
-    """What registers mean for a kind of kernel.
+    """Meaning of registers for a kind of kernel.
 
     Attributes:
         estimate: its price by registers and spilled bytes of a thread; None where it depends on neither.

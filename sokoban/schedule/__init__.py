@@ -1,1 +1,1 @@
-"""How a kernel is tiled: one schedule, many as columns, files of them, and what a schedule means."""
+"""Tilings of a kernel: one schedule, many as columns, files of them, and what a schedule means."""

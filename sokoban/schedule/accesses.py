@@ -1,4 +1,4 @@
-"""How wide a memory access may be: the largest vector that is contiguous, aligned and inside the tensor as a whole.
+"""Width of a memory access: the largest vector that is contiguous, aligned and inside the tensor as a whole.
 
 A misaligned vector access is an error on a GPU, and a vector that straddles the edge of a tensor falls apart into
 scalars; both are ruled out here, from the affine indices, before any code exists.

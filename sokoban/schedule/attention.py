@@ -35,7 +35,7 @@ BARRIERS_BYTES = 32
 
 
 class RowTiles(KernelSchedule):
-    """What schedules of attention, its gradients and pairs of products have in common: blocks of rows, which lanes
+    """Common part of schedules of attention, its gradients and pairs of products: blocks of rows, which lanes
     share.
 
     Attributes:
@@ -87,15 +87,15 @@ class RowTiles(KernelSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSchedule(RowTiles):
-    """How an attention kernel runs: a block holds ``rows`` rows of queries and walks the keys, ``keys`` at a step.
+    """Schedule of attention: a block holds ``rows`` rows of queries and walks the keys, ``keys`` at a step.
 
     Attributes:
         rows: queries of a block, of all heads of a group.
         keys: keys of a step.
         warps: warps of a block that multiply; each has as many rows as any other, and all keys of a step. Groups of
-            them have one more group beside them, which copies.
+            them have one more group, which copies.
         stages: buffers of keys and values: with one, keys arrive while values are used and the other way round; with
-            more, whole steps arrive beside the one before them.
+            more, whole steps arrive during the one before them.
         held: whether the queries stay in registers between steps; they are read from shared memory again otherwise.
         instruction: what multiplies.
         lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
@@ -147,7 +147,7 @@ class AttentionSchedule(RowTiles):
 
 @dataclass(frozen=True)
 class SliceSumSchedule(KernelSchedule):
-    """How slices are brought together: a warp per row, ``threads / 32`` of them in a block."""
+    """Schedule of a sum of slices: a warp per row, ``threads / 32`` of them in a block."""
 
     threads: int
 
@@ -185,7 +185,7 @@ def pitch_bytes(width: int, dtype: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFloats:
-    """How a block that multiplies and adds lays out shared memory, in floats.
+    """Layout of shared memory of a block that multiplies and adds, in floats.
 
     Tiles of keys and of values take the same place one after the other.
 

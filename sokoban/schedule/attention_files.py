@@ -27,7 +27,7 @@ from sokoban.schedule.attention import (
     AttentionSchedule,
 )
 from sokoban.schedule.attention_gradient import GradientSchedule
-from sokoban.schedule.columns import MAX_COUNT, plain
+from sokoban.schedule.columns import MAX_COUNT, decoder_message
 from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.texts import ScheduleTexts, file_text
 from sokoban.schedule.tile import COPYING_THREADS
@@ -43,7 +43,7 @@ _Warps = Annotated[int, msgspec.Meta(ge=1, le=32)]
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What all kinds of schedule have in a file; 0 stands for what was not given."""
+    """Common keys of all kinds of schedule in a file; 0 stands for what was not given."""
 
     rows: _Count
     warps: _Warps
@@ -123,7 +123,7 @@ def _texts(path: str | Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
         try:
             text = msgspec.json.decode(item, type=kind)
         except (msgspec.DecodeError, RecursionError) as error:
-            problem, _, where = plain(error).partition(" - at `$")
+            problem, _, where = decoder_message(error).partition(" - at `$")
             raise InputError(place + where.rstrip("`"), problem, "see roller schema schedule") from None
         yield text, place
 
@@ -133,7 +133,7 @@ def _attention(text: _Attention, place: str) -> SlicedSchedule:
     stages = {Instruction.FMA: (1,), Instruction.WGMMA: GROUP_STAGES}.get(instruction, (1, 2))
     tiles = _Tiles(text, "keys", text.keys, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
     _refuse(tiles.problems(), place)
-    _refuse(_unheld(text.held, instruction, "queries"), place)
+    _refuse(_only_by_mma(text.held, instruction, "queries"), place)
     schedule = AttentionSchedule(
         rows=text.rows, keys=text.keys, warps=text.warps, stages=text.stages or stages[0], held=text.held,
         instruction=instruction, lanes=text.row_lanes,
@@ -160,15 +160,15 @@ def _pair(text: _Pair, place: str) -> PairSchedule:
     stages = (1,) if text.instruction is Instruction.FMA else (1, 2)
     tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16), stages)
     _refuse(tiles.problems(), place)
-    _refuse(_unheld(text.held, text.instruction, "rows"), place)
+    _refuse(_only_by_mma(text.held, text.instruction, "rows"), place)
     return PairSchedule(
         rows=text.rows, step=text.step, warps=text.warps, stages=text.stages or stages[0], held=text.held,
         instruction=text.instruction, lanes=text.row_lanes,
     )  # fmt: skip
 
 
-def _unheld(held: bool, instruction: Instruction, rows: str) -> Iterator[_Problem]:
-    if held and instruction is not Instruction.MMA_16X8X16:
+def _only_by_mma(in_registers: bool, instruction: Instruction, rows: str) -> Iterator[_Problem]:
+    if in_registers and instruction is not Instruction.MMA_16X8X16:
         yield "held", f"{instruction} reads {rows} from shared memory", "leave it out"
 
 
@@ -195,7 +195,7 @@ class _Tiles:
     stages: tuple[int, ...]
 
     def problems(self) -> Iterator[_Problem]:
-        """What contradicts itself."""
+        """Contradictions in the schedule."""
         text, instruction = self.text, self.text.instruction
         if instruction not in self.instructions:
             remedy = f"use one of {', '.join(map(str, self.instructions))}"
@@ -242,8 +242,8 @@ class _Tiles:
             problem = f"{rows} is not {self.text.warps} warps with a multiple of {FRAGMENT_ROWS} rows each"
             yield "rows", problem, f"use {-(-rows // each) * each}"
         if self.step % FRAGMENT_ROWS:
-            whole = -(-self.step // FRAGMENT_ROWS) * FRAGMENT_ROWS
-            yield self.step_name, f"{self.step} is no multiple of {FRAGMENT_ROWS}", f"use {whole}"
+            rounded = -(-self.step // FRAGMENT_ROWS) * FRAGMENT_ROWS
+            yield self.step_name, f"{self.step} is no multiple of {FRAGMENT_ROWS}", f"use {rounded}"
 
 
 # The schema

@@ -10,7 +10,7 @@ from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import FRAGMENT_LANES, PIECE_BYTES, TWIN_LANES, RowTiles, padded, pitch_bytes
 
-#: Numbers of every query beside its row: the logarithm of the sum of its exponentials, and D.
+#: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
 #: Buffers of the numbers of queries that are walked: those of the next step are written while this one's are read.
 NUMBER_BUFFERS = 2
@@ -18,7 +18,7 @@ NUMBER_BUFFERS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSchedule(RowTiles):
-    """How the gradient of attention runs: a block holds ``rows`` rows of its own and walks others, ``step`` at a time.
+    """Schedule of attention's gradient: a block holds ``rows`` rows of its own and walks others, ``step`` at a time.
 
     Attributes:
         rows: a block's own rows: queries of all heads of a group, or keys.
@@ -65,7 +65,7 @@ class GradientSchedule(RowTiles):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFloats:
-    """How a block that multiplies and adds lays out shared memory, in floats.
+    """Layout of shared memory of a block that multiplies and adds, in floats.
 
     Attributes:
         depth, width: elements of a row of queries and keys, and of values and results, with zeros behind.

@@ -3,7 +3,7 @@
 One thread starts the copy of a whole tile, which counts its bytes at a barrier in shared memory when they are there; so
 a block has a warp group that copies besides those that multiply, every buffer of the pipeline but the one or two that
 are multiplied is under way, and copies take neither issue slots nor registers of those who multiply. Blocks of a
-*cluster* run beside each other; what they have in common is read from L2 once, half of it by each of two, and lands in
+*cluster* run side by side; what they have in common is read from L2 once, half of it by each of two, and lands in
 the shared memory of all. Blocks are *persistent*: each computes one tile of the output after another, and the copies
 for the next begin while the results of one leave, straight from registers.
 """
@@ -81,7 +81,7 @@ def _cluster_shapes(table: ScheduleTable, roles: MatrixRoles) -> tuple[Ints, Int
 def units_of_clusters(units: int, cluster: int) -> int:
     """Units on which clusters can run at the same time. All of a cluster is within one GPC; what a GPC has beyond whole
     clusters gets none. GPCs have :data:`GPC_PAIRS` pairs of units at most, and here as many as each other, but for one
-    pair: which of them a chip lacks nobody says.
+    pair: which of them a chip lacks is not published.
 
     >>> [units_of_clusters(132, cluster) for cluster in (1, 2, 4)]
     [132, 132, 128]
@@ -236,6 +236,6 @@ def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
 
 
 def _band(blocks: int, rows: int, columns: int) -> int:
-    """Tiles beside each other in a band, so that the blocks at work cover about as many rows as columns
+    """Adjacent tiles of a band, so that the blocks at work cover about as many rows as columns
     (:func:`sokoban.search.bands.bands`); a power of two."""
     return 2 ** round(math.log2(max(1.0, math.sqrt(blocks * rows / columns))))

@@ -142,7 +142,7 @@ class ScheduleReader:
         cluster, launched = self._numbers("cluster"), self._numbers("launched")
         self._check_bulk_copies(cluster, launched, instruction)
         kept_columns = self._numbers("kept_columns")
-        self._check_kept_columns(kept_columns)
+        self._check_row_columns(kept_columns)
         padding = self._sizes("padding", self.tensors)
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
@@ -206,38 +206,38 @@ class ScheduleReader:
 
     def _cut(self, axis: str, block: Ints, thread: Ints, threads: Ints, vthreads: Ints) -> tuple[Ints, Ints, Ints]:
         """Block, thread and vthreads of one axis: what is not given (0) follows from what is."""
-        known = [np.maximum(column, 1) for column in (thread, threads, vthreads)]
-        remainder = np.maximum(block // (known[0] * known[1] * known[2]), 1)
+        given = [np.maximum(column, 1) for column in (thread, threads, vthreads)]
+        remainder = np.maximum(block // (given[0] * given[1] * given[2]), 1)
         # What a block and its threads leave is adjacent, or strided where the adjacent part is given.
-        adjacent = np.where((thread == 0) & (threads > 0), remainder, known[0])
-        copies = np.where((vthreads == 0) & (threads > 0) & (thread > 0), remainder, known[2])
+        adjacent = np.where((thread == 0) & (threads > 0), remainder, given[0])
+        copies = np.where((vthreads == 0) & (threads > 0) & (thread > 0), remainder, given[2])
         along = np.where(threads > 0, threads, remainder)
-        whole = np.where(block > 0, block, adjacent * along * copies)
+        size = np.where(block > 0, block, adjacent * along * copies)
         self._complain(
-            whole != adjacent * along * copies,
+            size != adjacent * along * copies,
             lambda i: _uneven(axis, block[i], {"vthreads": vthreads[i], "threads": threads[i], "thread": thread[i]}),
         )
-        return whole, adjacent, copies
+        return size, adjacent, copies
 
-    def _inner(self, key: str, outer: str, whole: Mapping[str, Ints]) -> dict[str, Ints]:
+    def _inner(self, key: str, outer: str, full_sizes: Mapping[str, Ints]) -> dict[str, Ints]:
         """The innermost part of a thread's elements or of a step, by axis; all of it where not given."""
         parts = {}
-        for axis, sizes in self._sizes(key, tuple(whole)).items():
-            part, size = np.where(sizes > 0, sizes, whole[axis]), whole[axis]
+        for axis, sizes in self._sizes(key, tuple(full_sizes)).items():
+            part, size = np.where(sizes > 0, sizes, full_sizes[axis]), full_sizes[axis]
             parts[axis] = part
             self._complain(size % part != 0, _uneven_inner(f"{key}.{axis}", outer, size, part))
         return parts
 
     def _cached(self, given_step: Mapping[str, Ints]) -> dict[str, Bools]:
-        """Whether a tensor is staged, by tensor of the body."""
+        """Truth of a tensor being staged, by tensor of the body."""
         inputs = {tensor.name for tensor in self.form.expr.inputs}
         listings = list(map(attrgetter("cached"), self.candidates))
         usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs))
         for names in set(listings) - {None}:
             self._check_inputs("cached", names, usable, listings.index(names))
         with_step = sum(given_step.values(), np.zeros(self.count, dtype=np.int64)) > 0
-        left_out = np.fromiter((names is None for names in listings), np.bool_, self.count)
-        by_default = with_step & left_out & _reuses_data(self.form)
+        is_absent = np.fromiter((names is None for names in listings), np.bool_, self.count)
+        by_default = with_step & is_absent & _reuses_data(self.form)
         cached = {}
         for load in self.form.body_loads:
             column = _named(load.tensor, listings)
@@ -245,7 +245,7 @@ class ScheduleReader:
         return cached
 
     def _turned(self, tensors: Sequence[str]) -> dict[str, Bools]:
-        """Whether a staged tile is stored turned, by tensor of the body."""
+        """Truth of a staged tile being stored turned, by tensor of the body."""
         listings = list(map(attrgetter("turned"), self.candidates))
         for names in set(listings):
             self._check_inputs("turned", names, tensors, listings.index(names))
@@ -329,7 +329,7 @@ class ScheduleReader:
             lambda i: InputError("launched", f"{launched[i]} blocks in clusters of {cluster[i]}", "leave it out"),
         )
 
-    def _check_kept_columns(self, kept_columns: Ints) -> None:
+    def _check_row_columns(self, kept_columns: Ints) -> None:
         """Rows that several statements read have something to keep."""
         self._complain(
             (kept_columns > 0) & (not self.form.is_rows),
@@ -352,12 +352,14 @@ class ScheduleReader:
             self.complaints.append((position, _within(error(position), self.place(position))))
 
     def _failure(self, error: Exception) -> InputError:
-        """What the decoder refuses, in our words."""
+        """Refusal of the decoder, in our words."""
         where = self.place(len(self.candidates))
         if isinstance(error, UnicodeDecodeError):
             return InputError(where, f"not UTF-8 text: {error.reason}", "save the file as UTF-8")
         if not isinstance(error, msgspec.ValidationError):
-            return InputError(where, f"broken JSON: {plain(error)}", "write one schedule a line, or a list of them")
+            return InputError(
+                where, f"broken JSON: {decoder_message(error)}", "write one schedule a line, or a list of them"
+            )
         message, _, path = str(error).partition(" - at `$")
         path, message = path.rstrip("`").lstrip("."), _worded(message.replace("`", ""))
         place = _within(InputError(path, ""), where).field if path else where
@@ -375,11 +377,11 @@ class ScheduleReader:
     def _unknown_name(self, key: str, name: str, place: str) -> InputError:
         spatial, reduced = self.form.spatial, self.form.reduced
         if key in (*SPATIAL, *REDUCED):
-            kind, known, other = ("spatial", spatial, reduced) if key in SPATIAL else ("reduction", reduced, spatial)
+            kind, axes, other = ("spatial", spatial, reduced) if key in SPATIAL else ("reduction", reduced, spatial)
             problem = f"no {kind} axis {name!r}"
             if name in other:
                 problem = f"{name!r} is no {kind} axis of {self.form.expr.name}"
-            return InputError(f"{place}.{name}", problem, _close(name, known) + f"{kind} axes: {listed(known)}")
+            return InputError(f"{place}.{name}", problem, _close(name, axes) + f"{kind} axes: {listed(axes)}")
         remedy = _close(name, self.tensors) + f"tensors: {listed(self.tensors)}"
         return InputError(f"{place}.{name}", f"no tensor {name!r}", remedy)
 
@@ -388,8 +390,8 @@ def _within(error: InputError, place: str) -> InputError:
     return error.within(place) if place else error
 
 
-def plain(error: BaseException) -> str:
-    """What a JSON decoder says, without its preamble."""
+def decoder_message(error: BaseException) -> str:
+    """Message of a JSON decoder, without its preamble."""
     return "nested too deep" if isinstance(error, RecursionError) else str(error).removeprefix("JSON is malformed: ")
 
 
@@ -409,8 +411,8 @@ def _worded(message: str) -> str:
     return text + (f", got {_TYPES.get(parts[3], parts[3])}" if parts[3] else "")
 
 
-def _close(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
+def _close(name: str, choices: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, choices, 1)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
@@ -427,7 +429,7 @@ def _uneven_inner(field: str, outer: str, size: Ints, inner: Ints) -> Callable[[
 
 
 def _named(tensor: str, listings: Sequence[tuple[str, ...] | None]) -> Bools:
-    """Whether ``tensor`` is among the names that each schedule lists."""
+    """Truth, by schedule, of ``tensor`` being among the names that it lists."""
     is_named = {names: names is not None and tensor in names for names in set(listings)}
     return np.fromiter(map(is_named.__getitem__, listings), np.bool_, len(listings))
 
@@ -443,7 +445,7 @@ def _no_group_tile(axis: str, height: Ints) -> Callable[[int], InputError]:
 
 
 def _reuses_data(form: KernelForm) -> bool:
-    """Whether the threads of a block read the same elements: an operand lacks an axis of the output, or windows of
+    """True if the threads of a block read the same elements: an operand lacks an axis of the output, or windows of
     neighbouring outputs overlap."""
     spatial = [axis for axis in form.spatial if form.sizes[axis] > 1]
     return form.reduction is not None and any(

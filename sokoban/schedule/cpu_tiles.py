@@ -1,4 +1,4 @@
-"""How tiles lie in vector registers, for devices whose lanes are elements of vectors: CPUs.
+"""Tiles in vector registers, for devices whose lanes are elements of vectors: CPUs.
 
 A schedule's ``thread`` is the register tile. One axis of it, the *vector axis*, runs along the lanes; the elements
 along it are held in *pieces*, whole vectors first and then halves, quarters, ... of one. The other axes are *rows*:
@@ -59,13 +59,13 @@ def vector_axis(axes: Sequence[str], tile: Mapping[str, int], lanes: int) -> str
 
 
 def in_panels(load: Load, axis: str) -> bool:
-    """Whether a staged operand is laid out in panels of vectors along ``axis``.
+    """True if a staged operand is laid out in panels of vectors along ``axis``.
 
     It is where every index is a plain axis, each axis is used once and ``axis`` is one of them.
     """
-    is_plain = all(index.is_plain_axis for index in load.indices) and load.pad is None
+    is_unguarded = all(index.is_plain_axis for index in load.indices) and load.pad is None
     axes = [each for index in load.indices for each in index.axes]
-    return is_plain and axis in axes and len(set(axes)) == len(axes)
+    return is_unguarded and axis in axes and len(set(axes)) == len(axes)
 
 
 def phases_of(load: Load, axis: str) -> int:
@@ -112,7 +112,7 @@ def asked_ahead(
     load: Load,
     axis: str,
     shape: Sequence[int],
-    held: Mapping[str, Any],
+    elements: Mapping[str, Any],
     staged: Any,
     tiles: Any,
     turns: Any,
@@ -128,9 +128,9 @@ def asked_ahead(
         load: the operand's access.
         axis: the vector axis; operands whose rows run along another one are not prefetched.
         shape: of the operand's tensor, in elements.
-        held: elements of the next step or block, by axis.
+        elements: elements of the next step or block, by axis.
         staged: whether the operand is copied into panels; otherwise only as much is prefetched as stays in a core's own
-            cache beside the rest.
+            cache along with the rest.
         tiles: register tiles of a step or block.
         turns: of the innermost loop of a tile, as it is written out.
         line: elements of a line of the caches.
@@ -138,7 +138,7 @@ def asked_ahead(
     Returns:
         Lines per turn; 0 where there would be too many, or rows do not lie evenly apart.
     """
-    sizes = [np.asarray(held[index.axes[0]]) for index in load.indices] if in_panels(load, axis) else []
+    sizes = [np.asarray(elements[index.axes[0]]) for index in load.indices] if in_panels(load, axis) else []
     if not sizes or load.indices[-1].axes != (axis,):
         return np.zeros(np.shape(tiles), dtype=np.int64)
     is_even: Any = True

@@ -79,8 +79,8 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
         for load in loads(statement.value):
             ends = [(index.bounds(expr.sizes)[1], index.bounds(sizes)[1]) for index in load.indices]
             reads.setdefault(load.tensor, []).append(load)
-            known = reach.setdefault(load.tensor, ends)
-            reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)]
+            furthest = reach.setdefault(load.tensor, ends)
+            reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(furthest, ends, strict=True)]
             if load.pad is None:
                 lasts = inside.setdefault(load.tensor, [0] * len(ends))
                 inside[load.tensor] = [max(last, end) for last, (_, end) in zip(lasts, ends, strict=True)]

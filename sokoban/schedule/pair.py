@@ -12,14 +12,14 @@ from sokoban.schedule.attention import FRAGMENT_LANES, TWIN_LANES, RowTiles, Sha
 
 @dataclass(frozen=True, kw_only=True)
 class PairSchedule(RowTiles):
-    """How a pair of products runs: a block holds ``rows`` rows of X and walks the columns of H, ``step`` at a time.
+    """Schedule of a pair of products: a block holds ``rows`` rows of X and walks the columns of H, ``step`` at a time.
 
     Attributes:
         rows: rows of a block, of X, H and the result.
         step: columns of H at a step.
         warps: warps of a block; each has as many rows as any other, and all of a step.
         stages: buffers of A and B: with one, A arrives while B is used and the other way round; with two, a whole step
-            arrives beside the one before it.
+            arrives during the one before it.
         held: whether a warp's rows of X stay in registers between steps; they are read from shared memory otherwise.
         instruction: what multiplies.
         lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.

@@ -15,7 +15,7 @@ from sokoban.schedule.tile import TileSchedule
 
 @dataclass(frozen=True)
 class PatchSchedule(KernelSchedule):
-    """How a patch transform runs: blocks of ``threads`` threads, each with a patch of its own."""
+    """Schedule of a patch transform: blocks of ``threads`` threads, each with a patch of its own."""
 
     threads: int
 

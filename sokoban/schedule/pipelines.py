@@ -33,7 +33,7 @@ SHORTEST_STEP = 4
 
 
 def stages_operands(form: KernelForm) -> bool:
-    """Whether the operands of an operator are read so often that schedules may stage all of them."""
+    """True if the operands of an operator are read so often that schedules may stage all of them."""
     return form.is_tile and form.reduction is not None and all([load.indices for load in form.body_loads])
 
 
@@ -51,7 +51,7 @@ def fully_staged(table: ScheduleTable) -> Bools:
 
 
 def copies_past_registers(device: DeviceSpec) -> bool:
-    """Whether a device has asynchronous copies from global to shared memory."""
+    """True if a device has asynchronous copies from global to shared memory."""
     capability = device.compute_capability
     return capability is not None and tuple(capability) >= COPY_CAPABILITY
 
@@ -83,7 +83,7 @@ def turned_tensors(form: KernelForm) -> tuple[str, ...]:
 
 
 def pipeline_variants(placed: PlacedForm, stages: Sequence[int] = ASYNCHRONOUS_STAGES) -> tuple[tuple[int, bool], ...]:
-    """How the steps of a fully staged schedule may be fetched ahead: buffers, of ``stages`` where copies pass by the
+    """Ways of fetching steps of a fully staged schedule ahead: buffers, of ``stages`` where copies pass by the
     registers, and whether they do."""
     past = copies_past_registers(placed.device) and asynchronous_problem(placed.form) is None
     return ((2, False), *((count, True) for count in stages if past))
@@ -108,12 +108,16 @@ def fetched_ahead(table: ScheduleTable, placed: PlacedForm) -> list[ScheduleTabl
 
     A thread that waits for no load needs no long step to hide one.
     """
-    plain = table.candidates(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
-    if not plain.count:
+    unpipelined = table.candidates(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
+    if not unpipelined.count:
         return []
     variants = []
     for stages, is_asynchronous in pipeline_variants(placed):
-        ahead = replace(plain, stages=np.full(plain.count, stages), asynchronous=np.full(plain.count, is_asynchronous))
+        ahead = replace(
+            unpipelined,
+            stages=np.full(unpipelined.count, stages),
+            asynchronous=np.full(unpipelined.count, is_asynchronous),
+        )
         variants.append(ahead.candidates(np.flatnonzero(ahead.step_count > 1)))
         for parts in (2, 4):
             step = _shortened(ahead, parts)

@@ -1,9 +1,9 @@
-"""How the threads that share a row walk its columns: how wide their accesses are, and what they keep of it.
+"""Walk of the threads that share a row over its columns: the width of their accesses, and what they keep of it.
 
 Columns are dealt in vectors: thread ``t`` of ``T`` takes vectors ``t``, ``t + T``, ``t + 2 T``, ... of the row, so that
 lanes of a warp stand side by side. A tensor that several statements of the kernel read (softmax reads its input three
 times) is loaded once where a thread has registers for its part of the row. Of longer rows a schedule keeps
-columns in shared memory (``kept_columns``), each where the thread that loaded it finds it again; beside them registers
+columns in shared memory (``kept_columns``), each where the thread that loaded it finds it again; besides, registers
 hold what they can, and what is left is read again.
 """
 
@@ -28,15 +28,15 @@ WARP = 32
 LEAST_LOADS = 4
 LEAST_COLUMNS = 16
 
-#: Threads beyond which a block leaves few registers beside what a thread keeps of a row: operands then share the loads
-#: under way. So many threads keep memory busy with fewer loads each.
+#: Threads beyond which a block leaves few registers besides the columns that a thread keeps of a row: operands then
+#: share the loads under way. So many threads keep memory busy with fewer loads each.
 ROOMY_THREADS = 512
 
 #: Registers for the part of a row that a thread keeps: with all others, four blocks of 256 threads still fit a unit.
-KEPT_REGISTERS = 32
+ROW_REGISTERS = 32
 
-#: The same beside columns in shared memory, whose way through registers takes some of them.
-KEPT_BESIDE = 24
+#: The same with columns in shared memory, whose way through registers takes some of them.
+ROW_REGISTERS_WITH_SHARED = 24
 
 #: Instructions from which on a value is worth the registers that remember it for a later statement.
 REMEMBERED_INSTRUCTIONS = 8.0
@@ -93,7 +93,7 @@ def row_columns(form: KernelForm) -> tuple[str, ...]:
 
 
 def row_plan(form: KernelForm, threads: int, kept_columns: int = 0) -> RowPlan:
-    """How ``threads`` threads walk a row of ``form``, with room for ``kept_columns`` of its columns in shared memory.
+    """Walk of ``threads`` threads over a row of ``form``; shared memory has room for ``kept_columns`` of its columns.
 
     >>> from sokoban.kernel.form import kernel_form
     >>> from sokoban.language.parser import parse_program
@@ -114,13 +114,13 @@ def row_plan(form: KernelForm, threads: int, kept_columns: int = 0) -> RowPlan:
     turns = -(-vectors // threads)
     several = [load for load in widths if load in _read_again(reads)]
     shared_turns = min(turns, kept_columns // (threads * vector)) if several else 0
-    remembered = _repeated(values, columns) if turns * vector <= KEPT_REGISTERS and not shared_turns else None
+    remembered = _repeated(values, columns) if turns * vector <= ROW_REGISTERS and not shared_turns else None
     if remembered is not None:
         values = _remembering(values, remembered)
         reads = _reads(form, values)
         several = [load for load in widths if load in _read_again(reads)]
     # Registers take a row as a whole, or fill up what shared memory holds of it.
-    room = (KEPT_BESIDE if shared_turns else KEPT_REGISTERS) // (vector * len(several)) if several else 0
+    room = (ROW_REGISTERS_WITH_SHARED if shared_turns else ROW_REGISTERS) // (vector * len(several)) if several else 0
     register_turns = min(room, turns - shared_turns) if shared_turns or room >= turns else 0
     return RowPlan(
         values=values,
@@ -155,26 +155,26 @@ def _read_again(reads: tuple[tuple[Load, ...], ...]) -> set[Load]:
     return {load for group in reads for load in group if sum(load in each for each in reads) > 1 and load.pad is None}
 
 
-def kept_column_bytes(form: KernelForm) -> int:
+def column_bytes_of(form: KernelForm) -> int:
     """Bytes that a column of a row takes which shared memory keeps: of every tensor that several statements read."""
     tensors = form.expr.tensor_by_name
-    return sum(tensors[load.tensor].element_bytes for load in _kept_loads(form))
+    return sum(tensors[load.tensor].element_bytes for load in _repeated_loads(form))
 
 
-def _kept_loads(form: KernelForm) -> set[Load]:
-    """What the threads of a row keep, where there is room."""
+def _repeated_loads(form: KernelForm) -> set[Load]:
+    """Loads that the threads of a row keep, where there is room."""
     values = tuple(_reciprocals(statement.value, row_columns(form)) for statement in (*form.reductions, form.final))
     return _read_again(_reads(form, values))
 
 
 def keeps_in_shared(form: KernelForm, device: DeviceSpec) -> bool:
-    """Whether a device has memory in which threads may keep columns of a row as they are stored: what compilers do not
+    """True if a device has memory in which threads may keep columns of a row as they are stored: what compilers do not
     compute with, they keep wider."""
     tensors = form.expr.tensor_by_name
     capability = device.compute_capability
     is_native = capability is not None and tuple(capability) >= BFLOAT16_CAPABILITY
-    kept = {tensors[load.tensor].dtype for load in _kept_loads(form)}
-    return bool(kept) and not device.shared.is_cache and (is_native or "bfloat16" not in kept)
+    dtypes = {tensors[load.tensor].dtype for load in _repeated_loads(form)}
+    return bool(dtypes) and not device.shared.is_cache and (is_native or "bfloat16" not in dtypes)
 
 
 def exchange_elements(form: KernelForm, row_threads: Any, column_threads: Any) -> Any:

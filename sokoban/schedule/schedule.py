@@ -10,7 +10,7 @@ _S = TypeVar("_S", bound="KernelSchedule")
 
 
 class KernelSchedule:
-    """How a kernel of any kind runs."""
+    """Schedule of a kernel of any kind."""
 
     def misfit(self, problem: Any) -> str | None:
         """Why no lowering makes a kernel of it for a problem of its kind; None where one may."""

@@ -89,7 +89,7 @@ class ScheduleTable:
         instruction: number of what computes the tiles, of :data:`INSTRUCTIONS`; multiply-adds everywhere where it is
             left out. With matrix instructions ``thread`` is per warp.
         asynchronous: pipelines of multiply-adds that copy past the registers; none where it is left out.
-        raster: blocks beside each other in a band of launch order; 0 (no bands) everywhere where it is left out.
+        raster: adjacent blocks of a band of launch order; 0 (no bands) everywhere where it is left out.
         cluster: blocks that have a tile in common copied by one read, 0 where threads copy; 0 everywhere where it is
             left out.
         launched: blocks of a launch that compute one tile after another; 0 (one tile each) everywhere where it is left
@@ -234,7 +234,7 @@ class ScheduleTable:
         return np.zeros(self.count, dtype=np.int64)
 
     def instruction_at(self, position: int) -> Instruction:
-        """What computes the tiles of one schedule."""
+        """Instruction that computes the tiles of one schedule."""
         return INSTRUCTIONS[self.instruction[position]]
 
     @cached_property
@@ -259,12 +259,12 @@ class ScheduleTable:
 
     @cached_property
     def has_stages(self) -> bool:
-        """Whether any schedule fetches ahead."""
+        """True if any schedule fetches ahead."""
         return bool((self.stages > 1).any())
 
     @cached_property
     def has_asynchronous(self) -> bool:
-        """Whether any schedule of multiply-adds copies past the registers."""
+        """True if any schedule of multiply-adds copies past the registers."""
         return bool(self.asynchronous.any())
 
     @cached_property
@@ -291,14 +291,14 @@ class ScheduleTable:
 
     def warps(self, lanes: int) -> Ints:
         """Warps of ``lanes`` threads per block."""
-        known = self._warps.get(lanes)
-        if known is None:
-            known = self._warps[lanes] = -(-self.threads_per_block // lanes)
-        return known
+        memo = self._warps.get(lanes)
+        if memo is None:
+            memo = self._warps[lanes] = -(-self.threads_per_block // lanes)
+        return memo
 
     @cached_property
     def has_warp_tiles(self) -> bool:
-        """Whether any schedule uses matrix instructions."""
+        """True if any schedule uses matrix instructions."""
         return bool(self.warp_tile.any())
 
     @cached_property
@@ -362,11 +362,11 @@ class ScheduleTable:
 
     def extents(self, load: Load) -> tuple[Ints, ...]:
         """Extents of the data tile of ``load`` for one step of one block, without storage padding."""
-        known = self._extents.get(load)
-        if known is None:
-            known = tuple(data_dimension(index).extent(self.block_tile) for index in load.indices)
-            self._extents[load] = known
-        return known
+        memo = self._extents.get(load)
+        if memo is None:
+            memo = tuple(data_dimension(index).extent(self.block_tile) for index in load.indices)
+            self._extents[load] = memo
+        return memo
 
     def by_order(
         self, load: Load, of: Callable[[tuple[int, ...]], tuple[Any, ...]], lanes: bool = False
@@ -384,19 +384,19 @@ class ScheduleTable:
     def _orders(self, load: Load) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
         """The order in which all tiles of ``load`` are stored, None where they differ; then the tensor's own order, the
         turned one, and which schedules turn it (None where none says so)."""
-        known = self._known_orders.get(load)
-        if known is None:
+        memo = self._orders_by_load.get(load)
+        if memo is None:
             order, turned = tuple(range(len(load.indices))), self.turned.get(load.tensor)
             common: tuple[int, ...] | None = order
             other = order
             if turned is not None and turned.any():
                 other = storage_order(load, self.form.walked, self.form.batch_axes)
                 common = other if other == order or turned.all() else None
-            known = self._known_orders[load] = common, (order, other, turned)
-        return known
+            memo = self._orders_by_load[load] = common, (order, other, turned)
+        return memo
 
     @cached_property
-    def _known_orders(self) -> dict[Load, tuple[tuple[int, ...] | None, tuple[Any, ...]]]:
+    def _orders_by_load(self) -> dict[Load, tuple[tuple[int, ...] | None, tuple[Any, ...]]]:
         return {}
 
     @cached_property
@@ -405,15 +405,15 @@ class ScheduleTable:
 
     def stored_row(self, load: Load) -> Ints:
         """Elements of a row of the data tile of ``load`` as it is stored, without padding."""
-        known = self._stored_rows.get(load)
-        if known is None:
+        memo = self._stored_rows.get(load)
+        if memo is None:
             extents = self.extents(load)
-            known = self.by_order(load, lambda order: (extents[order[-1]] + self.zeros,))[0]
-            self._stored_rows[load] = known
-        return known
+            memo = self.by_order(load, lambda order: (extents[order[-1]] + self.zeros,))[0]
+            self._stored_rows[load] = memo
+        return memo
 
     def is_turned(self, load: Load) -> Bools | None:
-        """Whether the tile of ``load`` is stored turned, by schedule; None where none is."""
+        """Truth of the tile of ``load`` being stored turned, by schedule; None where none is."""
         common, (order, other, turned) = self._orders(load)
         return None if common == order else np.ones(self.count, dtype=bool) if common == other else turned
 
@@ -428,7 +428,7 @@ class ScheduleTable:
 
     @cached_property
     def operand_width(self) -> Mapping[Load, Ints]:
-        """How many of the elements a thread reads of each body load are adjacent, up to four."""
+        """Number of adjacent elements, up to four, among those a thread reads of each body load."""
         return {load: self._width(load) for load in self.form.body_loads}
 
     def _width(self, load: Load) -> Ints:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hal.support.errors import InputError
-from sokoban.schedule.columns import plain
+from sokoban.schedule.columns import decoder_message
 from sokoban.schedule.table import Ints
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -47,7 +47,7 @@ class ScheduleTexts:
             try:
                 items = [bytes(raw) for raw in msgspec.json.decode(text, type=list[msgspec.Raw])]
             except (msgspec.DecodeError, RecursionError) as error:
-                raise InputError(source, f"broken JSON: {plain(error)}") from None
+                raise InputError(source, f"broken JSON: {decoder_message(error)}") from None
             numbers = range(len(items))
         else:
             lines = text.split(b"\n")

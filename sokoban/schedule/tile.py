@@ -65,7 +65,7 @@ class TileSchedule(KernelSchedule):
             the tensor's own innermost one belongs to the reduction (:func:`sokoban.kernel.regions.storage_order`).
         asynchronous: a pipeline of multiply-adds copies past the registers (``cp.async``, sm_80 and later); without it
             loads run ahead into registers. Matrix instructions with ``stages`` copy so anyhow.
-        raster: blocks beside each other in a band that launch order goes down before it comes to the next
+        raster: adjacent blocks of a band that launch order goes down before it comes to the next
             (:func:`sokoban.schedule.raster.raster_axes`); 0 = along the last axis first, then the one before it.
         cluster: blocks that have the tile of one operand copied to all of them by one read (multicast), where the
             Tensor Memory Accelerator copies (:mod:`sokoban.schedule.bulk_copies`); 1 = each block has its own tiles
@@ -141,7 +141,7 @@ class TileSchedule(KernelSchedule):
 
     @property
     def uses_matrix(self) -> bool:
-        """Whether warps compute its tiles by matrix instructions."""
+        """True if warps compute its tiles by matrix instructions."""
         return self.instruction.is_matrix
 
     @property
@@ -194,9 +194,9 @@ class TileSchedule(KernelSchedule):
         warps = math.prod(self.threads_of.values())
         most = max(1, rows * columns // (32 * warps))
         choices = next(
-            found
+            threads
             for elements in range(most, 0, -1)
-            if (found := [
+            if (threads := [
                 (elements // width, width)
                 for width in range(1, elements + 1)
                 if elements % width == 0 and columns % width == 0 and rows % (elements // width) == 0
@@ -253,8 +253,8 @@ class TileSchedule(KernelSchedule):
         raster: int = 0,
     ) -> TileSchedule:
         """A copy in another layout; quicker than :meth:`with_`, for the loops of construction."""
-        own = self.__dict__
-        given = {name: own[name] for name in _FIELDS if name in own}
+        values = self.__dict__
+        given = {name: values[name] for name in _FIELDS if name in values}
         given.update(padding=padding, turned=turned, unroll=unroll)
         given.update(stages=stages, asynchronous=asynchronous, raster=raster)
         return quick(TileSchedule, **given)

@@ -44,7 +44,7 @@ LEAST_STAGES, MOST_STAGES = 3, 8
 
 
 def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
-    """Whether both operands are copied by 16 bytes."""
+    """True if both operands are copied by 16 bytes."""
     return all(fetch_vector(form, schedule, load) == VECTOR_BYTES // ELEMENT_BYTES for load in form.body_loads)
 
 

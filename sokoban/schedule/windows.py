@@ -41,12 +41,12 @@ class Slide:
 
 
 def has_windows(form: KernelForm) -> bool:
-    """Whether some read moves along a dimension with an output and a point of the reduction at once."""
+    """True if some read moves along a dimension with an output and a point of the reduction at once."""
     return any(_window(form, index) is not None for load in form.body_loads for index in load.indices)
 
 
 def reads_patches(form: KernelForm, schedule: TileSchedule) -> bool:
-    """Whether a schedule asks for windows in registers: nothing staged, all of a thread's work unrolled."""
+    """True if a schedule asks for windows in registers: nothing staged, all of a thread's work unrolled."""
     if not form.is_tile or form.reduction is None or schedule.uses_matrix:
         return False
     if schedule.cached or schedule.reduce_threads or schedule.stages > 1 or not has_windows(form):
@@ -86,7 +86,7 @@ def slide_of(form: KernelForm, thread: Mapping[str, int]) -> Slide | None:
 
 
 def slides(load: Load, slide: Slide) -> bool:
-    """Whether ``load`` is walked along ``slide``: it moves by that stride and dilation in that dimension alone."""
+    """True if ``load`` is walked along ``slide``: it moves by that stride and dilation in that dimension alone."""
     for position, index in enumerate(load.indices):
         moved = (index.coefficient(slide.axis), index.coefficient(slide.window))
         if moved != ((slide.stride, slide.dilation) if position == slide.position else (0, 0)):

@@ -1,7 +1,7 @@
 """The order in which blocks visit the grid of tiles, so that those at work together share what L2 holds.
 
 Launch order runs along the output's last axis: the blocks at work at a time then cover whole rows of tiles, and read
-all of the operand that belongs to the columns again for every few rows. In bands of ``raster`` tiles beside each other
+all of the operand that belongs to the columns again for every few rows. In bands of ``raster`` adjacent tiles
 they cover something nearer to a square.
 """
 
@@ -42,14 +42,18 @@ def in_bands(
     Returns:
         The width in blocks for each of ``which``, 0 without bands; and the estimates.
     """
-    plain = estimates.rows_of(which)
-    own = table.raster[which]
-    if not len(which) or plain.stage_seconds["dram"][0] <= DRAM_SHARE * plain.seconds[0] or not _has_bands(placed):
-        return own, plain
+    unbanded = estimates.rows_of(which)
+    given_raster = table.raster[which]
+    if (
+        not len(which)
+        or unbanded.stage_seconds["dram"][0] <= DRAM_SHARE * unbanded.seconds[0]
+        or not _has_bands(placed)
+    ):
+        return given_raster, unbanded
     table = table.candidates(which)
-    raster = bands(table, plain, placed)
-    raster = np.where(raster > 0, raster, own)
-    return raster, estimate(table.with_raster(raster), placed) if (raster != own).any() else plain
+    raster = bands(table, unbanded, placed)
+    raster = np.where(raster > 0, raster, given_raster)
+    return raster, estimate(table.with_raster(raster), placed) if (raster != given_raster).any() else unbanded
 
 
 def bands(table: ScheduleTable, estimates: EstimateTable, placed: PlacedForm) -> Ints:
@@ -69,12 +73,12 @@ def bands(table: ScheduleTable, estimates: EstimateTable, placed: PlacedForm) ->
     down, across = compiled_added_bytes(table, placed) or added_bytes(table)
     least = np.sqrt(resident * down / np.maximum(1.0, across))
     width = (2 ** np.rint(np.log2(np.maximum(1.0, least)))).astype(np.int64)
-    plain, banded = (_traffic(table, placed, resident, raster) for raster in (table.zeros, width))
-    return np.where(able & (banded < WORTHWHILE * plain), width, 0)
+    unbanded, banded = (_traffic(table, placed, resident, raster) for raster in (table.zeros, width))
+    return np.where(able & (banded < WORTHWHILE * unbanded), width, 0)
 
 
 def _has_bands(placed: PlacedForm) -> bool:
-    """Whether launch order may save traffic: blocks share operands that L2 does not hold anyway."""
+    """True if launch order may save traffic: blocks share operands that L2 does not hold anyway."""
     form, device = placed.form, placed.device
     if device.shared.is_cache or device.l2 is None or form.reduction is None or not form.is_tile:
         return False
@@ -117,7 +121,7 @@ def added_bytes(table: ScheduleTable) -> tuple[Floats, Floats]:
 
 
 def _band_axes(table: ScheduleTable) -> dict[bool, dict[str, Bools]]:
-    """Whether an axis is the one that bands go down (True) or the one across them (False), by axis and schedule: the
+    """Truth of an axis being the one that bands go down (not the one across them), by axis and schedule: the
     last but one and the last along which a schedule has several blocks."""
     axes_behind = table.zeros
     down, across = {}, {}

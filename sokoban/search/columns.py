@@ -69,13 +69,13 @@ def shared_table(form: KernelForm, block: Ints, threads: Ints) -> ScheduleTable:
         threads: that share a reduction, shape (schedules,).
     """
     count, ones = len(block), np.ones_like(block)
-    whole_step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
+    full_step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
     return _table(
         form,
         block=block,
         thread=ones,
         vthreads=ones,
-        step=whole_step,
+        step=full_step,
         reduce_threads=threads,
         cached={name: np.zeros(count, dtype=bool) for name in _body_tensors(form)},
         padding=np.zeros(count, dtype=np.int64),

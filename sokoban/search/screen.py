@@ -49,10 +49,10 @@ def efficient(seconds: Floats, footprint: Floats, epsilon: float, most: int) -> 
     if not len(seconds):
         return np.zeros(0, dtype=np.int64)
     band = np.floor(np.log(np.maximum(seconds, 1e-12)) / np.log(BAND))
-    kept = np.arange(len(seconds))
-    if len(kept) > most:
-        kept = np.flatnonzero(seconds <= (1.0 + epsilon) * seconds.min())
-    order = kept[np.lexsort((kept, footprint[kept], band[kept]))]
+    positions = np.arange(len(seconds))
+    if len(positions) > most:
+        positions = np.flatnonzero(seconds <= (1.0 + epsilon) * seconds.min())
+    order = positions[np.lexsort((positions, footprint[positions], band[positions]))]
     if len(order) <= most:
         return order
     # Many tiles that closed forms cannot tell apart: half of the places go to a sample of what would be cut.
@@ -85,25 +85,25 @@ def block_seconds(placed: PlacedForm, blocks: Ints, matrix: bool) -> tuple[Float
     lanes_filled = 1.0 if matrix else np.minimum(1.0, outputs * busiest_blocks / unit_lanes)
     multiply_adds = max(1.0, form.body_operations / 2.0)
     arithmetic = busiest_blocks * points * multiply_adds * 2.0 / _unit_rate(placed, matrix) / lanes_filled
-    traffic, held = np.zeros(len(blocks)), outputs.copy()
-    whole = {**columns, **{axis: np.float64(form.sizes[axis]) for axis in (*form.reduced, *form.columns)}}
+    traffic, footprint = np.zeros(len(blocks)), outputs.copy()
+    full_sizes = {**columns, **{axis: np.float64(form.sizes[axis]) for axis in (*form.reduced, *form.columns)}}
     point = {**columns, **{axis: np.float64(1.0) for axis in (*form.reduced, *form.columns)}}
     for load in form.body_loads:
         tensor = form.expr.tensor_by_name[load.tensor]
         moved = point_elements = row = np.ones(len(blocks))
         for index, size in zip(load.indices, tensor.shape, strict=True):
             dimension = data_dimension(index)
-            row = np.minimum(dimension.extent(whole), size) + 0.0 * moved
+            row = np.minimum(dimension.extent(full_sizes), size) + 0.0 * moved
             moved = moved * row
             point_elements = point_elements * dimension.extent(point)
         traffic += moved * tensor.element_bytes * _row_waste(row, tensor.shape[-1:], tensor.element_bytes, device)
-        held += point_elements
+        footprint += point_elements
     below = device.l2 or device.dram
     output, last = form.expr.output, form.final.axes[-1] if form.final.axes else ""
     stored = output.size_bytes * _row_waste(columns.get(last, outputs), output.shape[-1:], output.element_bytes, device)
     memory = traffic * count / below.bandwidth_bytes_per_second + placed.compulsory_seconds
     memory = np.maximum(memory + stored / device.dram.bandwidth_bytes_per_second, count * device.block_launch_seconds)
-    return np.maximum(arithmetic, memory) + LEAK * np.minimum(arithmetic, memory), held
+    return np.maximum(arithmetic, memory) + LEAK * np.minimum(arithmetic, memory), footprint
 
 
 def _row_waste(row: Floats, shape: tuple[int, ...], element_bytes: int, device: DeviceSpec) -> Floats:
@@ -173,10 +173,10 @@ def _operand_reads(table: ScheduleTable, device: DeviceSpec) -> tuple[Floats, Fl
     Without addresses: lanes that differ along the axes of an operand read different words, spread evenly over banks.
     """
     lanes_along: dict[str, Ints] = {}
-    lanes_left = np.full(table.count, device.warp_lanes, dtype=np.int64)
+    free_lanes = np.full(table.count, device.warp_lanes, dtype=np.int64)
     for axis in reversed(table.form.spatial):
-        lanes_along[axis] = np.minimum(table.threads[axis], lanes_left)
-        lanes_left = np.maximum(1, lanes_left // lanes_along[axis])
+        lanes_along[axis] = np.minimum(table.threads[axis], free_lanes)
+        free_lanes = np.maximum(1, free_lanes // lanes_along[axis])
     width_bytes = device.shared.bank_width_bytes or 4
     row_bytes = (device.shared.bank_count or 32) * width_bytes
     reads = passes = np.zeros(table.count)
@@ -226,6 +226,6 @@ def _step_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
         clipped = [np.minimum(extent, size) for extent, size in zip(extents, tensor.shape, strict=True)]
         row = clipped[-1] * float(tensor.element_bytes)
         rows = product(clipped[:-1], table.count)
-        whole = clipped[-1] >= tensor.shape[-1]
-        total = total + rows * np.where(whole, row, np.ceil(row / transaction) * transaction)
+        spans_row = clipped[-1] >= tensor.shape[-1]
+        total = total + rows * np.where(spans_row, row, np.ceil(row / transaction) * transaction)
     return total

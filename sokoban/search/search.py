@@ -39,8 +39,8 @@ THREAD_EPSILON = 1.5
 STEP_EPSILON = 1.0
 
 #: Tiles kept per family at each layer, and rows that RATIONAL scores per family.
-BLOCKS_KEPT = 1500
-THREADS_KEPT = 4000
+MOST_BLOCKS = 1500
+MOST_THREAD_TILES = 4000
 SCORED_PER_FAMILY = 6000
 
 #: Rows scored at a time: what a chunk holds stays in the cache, and memory stays bounded.
@@ -186,20 +186,20 @@ def _screened(placed: PlacedForm, family: Family) -> tuple[ScheduleTable, int]:
     matrix = family.roles is not None
     blocks = block_tiles(placed, family)
     enumerated = len(blocks)
-    blocks = blocks[efficient(*block_seconds(placed, blocks, matrix), BLOCK_EPSILON, BLOCKS_KEPT)]
+    blocks = blocks[efficient(*block_seconds(placed, blocks, matrix), BLOCK_EPSILON, MOST_BLOCKS)]
     rows, register = thread_tiles(placed, family, blocks)
     steps = step_tiles(form, family)
     shortest = steps[np.full(len(rows), np.argmin(steps.prod(axis=1)))]
     tiles = Tiles(blocks[rows], register, shortest)
     enumerated += tiles.count
-    kept = efficient(
-        *schedule_seconds(tile_table(form, family, tiles), placed, any_step=True), THREAD_EPSILON, THREADS_KEPT
+    positions = efficient(
+        *schedule_seconds(tile_table(form, family, tiles), placed, any_step=True), THREAD_EPSILON, MOST_THREAD_TILES
     )
-    tiles = tiles.candidates(kept).with_each(steps)
+    tiles = tiles.candidates(positions).with_each(steps)
     enumerated += tiles.count
     seconds, footprint = _screened_seconds(placed, family, tiles)
-    kept = efficient(seconds, footprint, STEP_EPSILON, SCORED_PER_FAMILY)
-    tiles = tiles.candidates(kept[np.isfinite(seconds[kept])])
+    positions = efficient(seconds, footprint, STEP_EPSILON, SCORED_PER_FAMILY)
+    tiles = tiles.candidates(positions[np.isfinite(seconds[positions])])
     return tile_table(form, family, tiles), enumerated
 
 
@@ -281,16 +281,16 @@ def _scored(table: ScheduleTable, placed: PlacedForm) -> _Scored:
 
 
 def _variants(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
-    """Programs beside the best: neighbours of those by multiply-adds, longer pipelines of those by ``mma.sync``."""
+    """Programs next to the best: neighbours of those by multiply-adds, longer pipelines of those by ``mma.sync``."""
     return join([_neighbours(table, placed), *_longer_pipelines(table)])
 
 
 def _neighbours(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
-    """Schedules beside those by multiply-adds: blocks half or twice as large along an axis, elements adjacent or
+    """Neighbours of schedules by multiply-adds: blocks half or twice as large along an axis, elements adjacent or
     strided, operands read in place."""
     form = table.form
-    plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.is_tile else np.arange(0)
-    table = table.candidates(plain)
+    scalar_rows = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.is_tile else np.arange(0)
+    table = table.candidates(scalar_rows)
     if not table.count:
         return table
     parts = [_threaded(table, adjacent) for adjacent in _adjacent_choices(form)]

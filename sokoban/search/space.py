@@ -57,11 +57,11 @@ class Family:
     instruction: Instruction = Instruction.FMA
 
     def fragment(self, axis: str) -> int:
-        """What every tile's size along ``axis`` is a multiple of."""
+        """Divisor of every tile's size along ``axis``."""
         return 1 if self.roles is None else self.roles.fragment(axis)
 
     def is_single(self, axis: str) -> bool:
-        """Axes beside a matrix product run one element at a time."""
+        """Axes outside a matrix product run one element at a time."""
         return self.roles is not None and axis not in (self.roles.m, self.roles.n, self.roles.k)
 
 
@@ -157,7 +157,7 @@ def block_tiles(placed: PlacedForm, family: Family) -> Ints:
 
 
 def can_launch(placed: PlacedForm, tiles: Ints) -> Bools:
-    """Whether the blocks of each tile fit one launch, on devices that kernels are written for.
+    """True if the blocks of each tile fit one launch, on devices that kernels are written for.
 
     Args:
         placed: the operator on a device.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from bench.inspect import FEW, KINDS, Row, main, shortfalls, summary, table_of
+from bench.inspect import FEW, KINDS, InspectedKernel, main, shortfalls, summary, table_of
 from roller.inspect.disassembly import hottest_loop, nvdisasm_path
 from roller.inspect.inspection import Inspection, Resources
 from roller.inspect.model import BankUse, ModelView
@@ -18,7 +18,9 @@ from sokoban.language.operators import operator_from_data
 needs_nvdisasm = pytest.mark.skipif(nvdisasm_path() is None, reason="nvdisasm is not installed: roller[inspect]")
 
 
-def row(operator: str, *opcodes: str, architecture: str = "sm_80", spills: int = 0, conflicts: float = 0.0) -> Row:
+def row(
+    operator: str, *opcodes: str, architecture: str = "sm_80", spills: int = 0, conflicts: float = 0.0
+) -> InspectedKernel:
     """A kernel whose hottest loop is these instructions and a branch."""
     code = [f"        /*{16 * i:04x}*/  {opcode} ;" for i, opcode in enumerate((*opcodes, "@P0 BRA `(.L_x_0)", "EXIT"))]
     (function,) = parse_sass("\n".join([".L_x_0:", *code]))
@@ -35,7 +37,7 @@ def row(operator: str, *opcodes: str, architecture: str = "sm_80", spills: int =
         model=model,
         model_reason="",
     )
-    return Row(operator, "a100", found)
+    return InspectedKernel(operator, "a100", found)
 
 
 FFMA, HMMA = "FFMA R4, R5, R6, R4", "HMMA.16816.F32 R4, R8, R12, R4"
@@ -61,7 +63,7 @@ def test_a_kernel_over_the_bars_has_no_shortfall() -> None:
         (row("other", FFMA, "LDL R1, [R2]"), "0 bytes spilled, 1 instructions on local memory"),
     ],
 )
-def test_a_shortfall_is_told(kernel: Row, message: str) -> None:
+def test_a_shortfall_is_told(kernel: InspectedKernel, message: str) -> None:
     assert list(shortfalls(kernel)) == [message]
 
 

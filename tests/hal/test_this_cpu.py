@@ -14,7 +14,7 @@ import hal.this_cpu
 from hal.microbench import Measurement
 from hal.microbench.cpu.assemble import spec_of
 from hal.microbench.cpu.topology import Cache, Topology
-from hal.microbench.quantities import Run
+from hal.microbench.quantities import QuantityResults
 from hal.microbench.sampling import Settings
 from hal.support.errors import InputError
 from hal.this_cpu import cache_path, this_cpu
@@ -107,9 +107,9 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Settings |
     """A cache of its own, two cores, and measurements that are counted."""
     calls: list[Settings | None] = []
 
-    def measure(settings: Settings | None = None) -> Run:
+    def measure(settings: Settings | None = None) -> QuantityResults:
         calls.append(settings)
-        return Run({key: replace(one, samples=(0.5 * one.value, one.value, 3 * one.value), best=True)
+        return QuantityResults({key: replace(one, samples=(0.5 * one.value, one.value, 3 * one.value), best=True)
                     for key, one in found().items()})  # fmt: skip
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from codegen.bundle.manifest import read_manifest
-from codegen.compile.cache import known_first
+from codegen.compile.cache import stored_first
 from codegen.gpu import sources
 from hal.catalog import load_device
 from roller import cli
@@ -112,9 +112,9 @@ def test_python_gets_no_kernel_and_no_bundle(here: Path, monkeypatch: pytest.Mon
 def test_the_cache_keeps_no_wrong_kernel(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
         plant(planted, texts=1000)
-        assert compiled(known_first(InTurn())).kernels == ()
+        assert compiled(stored_first(InTurn())).kernels == ()
         assert compile_command().exit_code == 1
-    result = compiled(known_first(InTurn()))
+    result = compiled(stored_first(InTurn()))
     assert result.struck_out == () and all("C_ptr[1 + " not in k.built.parts[0].source for k in result.kernels)
 
 

@@ -277,7 +277,7 @@ def schedule_lines(table: ScheduleTable) -> Iterator[str]:
 
 def write_log(log: Log, out: Path) -> Path:
     """``op.json`` and ``schedules.jsonl`` of one log, in a directory per kernel where there are two; ``measured.csv``
-    with a line per schedule beside them."""
+    with a line per schedule in another file."""
     directory = out / log.file.removesuffix(".log")
     for kernel in log.kernels:
         place = directory / kernel.name

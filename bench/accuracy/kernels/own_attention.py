@@ -1,4 +1,4 @@
-"""Attention in bfloat16: our best kernel by RATIONAL beside what FlashAttention was measured at, and written out.
+"""Attention in bfloat16: our best kernel by RATIONAL against FlashAttention's measured times, and written out.
 
 The measured calls are those of a server: a kernel writes new keys and values into pages, FlashAttention (2 on A100 and
 L40S, 3 on H100) reads them. Ours takes the place of the second; the first is priced by the library's model and added,
@@ -58,7 +58,7 @@ class Compared:
 def compare(data: Path) -> list[Compared]:
     """Every board, all rows and by whether they have a window."""
     kind = next(each for each in KINDS if each.name == "prefill")
-    found = []
+    comparisons = []
     for calls in read_calls(data, kind):
         if calls.board not in BOARDS:
             continue
@@ -75,7 +75,7 @@ def compare(data: Path) -> list[Compared]:
         has_window = np.array([bool(each.get("window")) for each in rows])
         for name, chosen in (("all", has_window >= 0), ("no window", ~has_window), ("window", has_window)):
             if chosen.any():
-                found.append(
+                comparisons.append(
                     Compared(
                         board=calls.board, kind=name,
                         measured=((ours + writing) / np.array(seconds))[chosen],
@@ -83,7 +83,7 @@ def compare(data: Path) -> list[Compared]:
                         library=(ours / library)[chosen], gain=(written / ours)[chosen],
                     )
                 )  # fmt: skip
-    return found
+    return comparisons
 
 
 def _seconds(
@@ -103,7 +103,7 @@ def _writing_seconds(rows: Sequence[Mapping[str, Any]], device: DeviceSpec) -> n
 
 def table(data: Path, out: Path) -> Iterable[Table]:
     """The comparison, and its picture in ``out``."""
-    found = compare(data)
+    comparisons = compare(data)
     view = Table(title="Attention in bfloat16 from 1,024 tokens", title_justify="left", box=None)
     names = [
         "board",
@@ -118,14 +118,14 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     ]
     for column in [*names, "asked "]:
         view.add_column(column, justify="left" if column in ("board", "kind") else "right")
-    for each in found:
+    for each in comparisons:
         low, high = np.percentile(each.measured, [10, 90])
         numbers = [each.measured.size, f"{_mean(each.measured):.2f}", f"{low:.2f} to {high:.2f}"]
         numbers += [f"{1 - BAR:.2f} to {1 + BAR:.2f}", f"{_mean(each.bare):.2f}", f"{_mean(each.library):.2f}"]
         view.add_row(
             each.board, str(numbers[0]), each.kind, *map(str, numbers[1:]), f"{_mean(each.gain):.1f}x", f"{GAIN:.0f}x"
         )
-    _picture(found, out / "own_attention.png")
+    _picture(comparisons, out / "own_attention.png")
     return [view]
 
 
@@ -133,14 +133,14 @@ def _mean(ratios: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return math.exp(float(np.log(ratios).mean()))
 
 
-def _picture(found: list[Compared], path: Path) -> None:
+def _picture(comparisons: list[Compared], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
-    for each in found:
+    for each in comparisons:
         if each.kind != "all":
             ordered = np.sort(each.measured)
             axes.plot(

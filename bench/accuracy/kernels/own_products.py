@@ -1,4 +1,4 @@
-"""Large products in bfloat16: our best kernel by RATIONAL and the library's by its model, beside what was measured.
+"""Large products in bfloat16: our best kernel by RATIONAL and the library's by its model, against measurements.
 
 Where the very size was not measured, the products next to it stand in: as many tokens, both sides of the weights within
 a third. A kernel of ours that is predicted slower than the library's tells what RATIONAL says it waits for.
@@ -59,7 +59,7 @@ def compare(data: Path) -> list[Comparison]:
     import pyarrow.parquet as parquet
 
     table = parquet.read_table(data / "tensor_core" / "gemm.parquet")
-    found = []
+    comparisons = []
     for board, name in BOARDS.items():
         rows = table.filter(np.asarray(table["board"]) == board)
         sizes = {column: rows[column].to_numpy().astype(float) for column in ("m", "n", "k", "latency_ms")}
@@ -73,14 +73,14 @@ def compare(data: Path) -> list[Comparison]:
             assert hasattr(kernel, "schedule") and hasattr(part, "tile")
             block = kernel.schedule["block"]
             flops = 2.0 * side**3
-            found.append(
+            comparisons.append(
                 Comparison(
                     board=board, side=side, ours=flops / ours.seconds, bound=ours.bound,
                     schedule_tile="x".join(str(extent) for extent in block.values()),
                     library=flops / library.seconds, tile=part.tile or "", measured=measured, rows=count,
                 )
             )  # fmt: skip
-    return found
+    return comparisons
 
 
 def _measured(sizes: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]], side: int) -> tuple[float, int]:
@@ -96,7 +96,7 @@ def _measured(sizes: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 def table(data: Path, out: Path) -> Iterable[Table]:
     """The comparison in TFLOP/s, and its picture in ``out``."""
-    found = compare(data)
+    comparisons = compare(data)
     view = Table(title="Large products in bfloat16, TFLOP/s", title_justify="left", box=None)
     for column in (
         "board",
@@ -112,32 +112,32 @@ def table(data: Path, out: Path) -> Iterable[Table]:
         "waits for",
     ):
         view.add_column(column, justify="left" if column in ("board", "tile", "block", "waits for") else "right")
-    for each in found:
+    for each in comparisons:
         view.add_row(
             each.board, str(each.side), f"{each.measured / 1e12:.0f}", str(each.rows), f"{each.library / 1e12:.0f}",
             each.tile, f"{100 * (each.measured / each.library - 1):+.1f}%", f"{BAR:.1f}%", f"{each.ours / 1e12:.0f}",
             each.schedule_tile, each.bound,
         )  # fmt: skip
-    _picture(found, out / "own_products.png")
+    _picture(comparisons, out / "own_products.png")
     return [view]
 
 
-def _picture(found: list[Comparison], path: Path) -> None:
+def _picture(comparisons: list[Comparison], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
-    places = np.arange(len(found))
+    places = np.arange(len(comparisons))
     bars = (
-        ("measured library", [each.measured for each in found]),
-        ("library by its model", [each.library for each in found]),
-        ("our best kernel by RATIONAL", [each.ours for each in found]),
+        ("measured library", [each.measured for each in comparisons]),
+        ("library by its model", [each.library for each in comparisons]),
+        ("our best kernel by RATIONAL", [each.ours for each in comparisons]),
     )
     for position, (label, rates) in enumerate(bars):
         axes.bar(places + 0.27 * (position - 1), np.array(rates) / 1e12, 0.25, label=label)
-    axes.set_xticks(places, [f"{each.board.partition('_')[0].upper()}\n{each.side} cubed" for each in found])
+    axes.set_xticks(places, [f"{each.board.partition('_')[0].upper()}\n{each.side} cubed" for each in comparisons])
     axes.set_ylabel("TFLOP/s, bfloat16")
     axes.legend(frameon=False, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)

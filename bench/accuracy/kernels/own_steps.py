@@ -1,7 +1,7 @@
 """Products of 1,024 and more in bfloat16: our kernels by RATIONAL against every rate that the library was measured at.
 
 For boards with warp groups the kernels that RATIONAL chooses from grow row by row, from those whose threads copy to
-those that construction proposes; what bound the chosen ones is told beside the rate, so that it shows what each step
+those that construction proposes; the bound of the chosen ones stands with the rate, so that it shows what each step
 took away. Algorithms of several kernels (slices of k) count in the last row alone.
 """
 
@@ -30,7 +30,7 @@ from sokoban.search.bands import in_bands
 
 BOARDS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb"}
 
-#: Least side of a product, most elements of a tensor, and which of so many products steps are told for.
+#: Least side of a product, most elements of a tensor, and which of so many products steps are given for.
 LEAST_SIDE, MOST_ELEMENTS, EVERY = 1024, 2**31, 20
 
 #: What the kernels of a row have; every row has those of the rows before, too.
@@ -66,15 +66,15 @@ class Share:
 
 def shares(data: Path, every: int = EVERY) -> list[Share]:
     """The rows of every board; ``every``: of so many products one."""
-    found = []
+    rows = []
     for board, name in BOARDS.items():
         device, items, measured = load_device(name), *_products(data, board, every)
         if device.warp_group_instruction("bfloat16") is not None:
-            found += _steps(board, device, items, measured)
+            rows += _steps(board, device, items, measured)
         estimates = estimate_items(items, device)
         seconds = np.array([each.seconds for each in estimates])
-        found.append(_share(board, "all that construction proposes", measured / seconds, [e.bound for e in estimates]))
-    return found
+        rows.append(_share(board, "all that construction proposes", measured / seconds, [e.bound for e in estimates]))
+    return rows
 
 
 def _products(data: Path, board: str, every: int) -> tuple[list[Item], np.ndarray[tuple[int], np.dtype[np.float64]]]:
@@ -105,9 +105,9 @@ def _steps(
         assert roles is not None
         schedules = [*warp_group_schedules(placed), *bulk_schedules(placed)]
         table = ScheduleTable.of(form, schedules)
-        plain = estimate(table, placed)
-        order = np.argsort(plain.seconds, kind="stable")
-        _, estimates = in_bands(table, order, plain, placed)
+        unbanded = estimate(table, placed)
+        order = np.argsort(unbanded.seconds, kind="stable")
+        _, estimates = in_bands(table, order, unbanded, placed)
         for step, has in STEPS.items():
             rows = [i for i, row in enumerate(order) if has(schedules[row], schedules[row].block_of[roles.n])]
             best = min(rows, key=lambda row: float(estimates.seconds[row]))

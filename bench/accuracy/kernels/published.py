@@ -1,4 +1,4 @@
-"""Predictions against times that others published of matrix products, ``published.toml`` beside this file.
+"""Predictions against times that others published of matrix products, ``published.toml`` in this folder.
 
 Two questions. *Kernels* whose tiles their authors tell: how far off is the model, on boards and code that none of its
 constants was chosen on? *Library* products of the same size: how does what we predict for our best kernel compare with

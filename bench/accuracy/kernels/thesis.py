@@ -172,17 +172,17 @@ def worst_table(rows: Sequence[Row], device: DeviceSpec) -> Table:
     view = _table("Furthest behind Roller's best of ten")
     for column in ("operator", "ours/Roller", "reason"):
         view.add_column(column, justify="right" if "/" in column else "left", overflow="fold")
-    known = [row for row in rows if reference in row.measured]
-    for row in sorted(known, key=lambda row: -row.ratio(reference))[:WORST]:
+    measured = [row for row in rows if reference in row.measured]
+    for row in sorted(measured, key=lambda row: -row.ratio(reference))[:WORST]:
         view.add_row(row.name, f"{row.ratio(reference):.2f}", reason(row, device, row.measured[reference]))
     return view
 
 
 def reason(row: Row, device: DeviceSpec, measured: float) -> str:
-    """What sets the pace, what else is close, and what the measured time would have needed."""
-    found, schedule = row.program.estimate, row.program.schedule
-    stages = sorted(found.stage_seconds.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name.replace('_', ' ')} {seconds / found.seconds:.0%}" for name, seconds in stages[:3])
+    """Stage that sets the pace, what else is close, and what the measured time would have needed."""
+    estimate, schedule = row.program.estimate, row.program.schedule
+    stages = sorted(estimate.stage_seconds.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name.replace('_', ' ')} {seconds / estimate.seconds:.0%}" for name, seconds in stages[:3])
     moved = sum(tensor.size_bytes for tensor in (*row.form.expr.inputs, row.form.expr.output))
     needed = []
     if row.form.flops / measured > 0.5 * device.sustained_flops("float32"):
@@ -193,8 +193,8 @@ def reason(row: Row, device: DeviceSpec, measured: float) -> str:
         needed.append(f"{si_text(rate, 'B/s')} ({rate / sustained:.0%} of what DRAM sustains)")
     grid = schedule.grid_blocks(row.form.sizes)
     return (
-        f"{found.bound.replace('_', ' ')} sets the pace ({shares}); {grid} blocks of {schedule.threads_per_block} "
-        f"threads, {found.blocks_per_unit} per unit, block {sizes_text(schedule.block)}; "
+        f"{estimate.bound.replace('_', ' ')} sets the pace ({shares}); {grid} blocks of {schedule.threads_per_block} "
+        f"threads, {estimate.blocks_per_unit} per unit, block {sizes_text(schedule.block)}; "
         f"the measured time needs {' and '.join(needed) or 'no more than half of any sustained rate'}"
     )
 

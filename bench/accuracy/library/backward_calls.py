@@ -125,7 +125,7 @@ def _calls(rows: Sequence[Mapping[str, Any]], layers: int) -> Iterable[RecordedC
 
 
 def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> list[LibraryCall]:
-    """What a recorded call launches forward: one kernel, or none for views and whatever else moves no data."""
+    """Kernels that a recorded call launches forward: one, or none for views and whatever else moves no data."""
     name, count = call_kind(call.target), prod(call.output)
     inputs = call.inputs
     if name in ("addmm", "linear", "lm_head"):
@@ -156,7 +156,7 @@ def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> 
     tensors = [shape for shape in inputs if prod(shape) > 1]
     # Masks are a byte per element.
     tensors = tensors[name in ("where", "masked_fill") :]
-    full = sum(_reads_whole(shape, call.output, device) for shape in tensors)
+    full = sum(_rereads(shape, call.output, device) for shape in tensors)
     return [elementwise(function, count, "float32", max(full, 1), number=len(tensors) < 2 and function in _NUMBERED)]
 
 
@@ -165,7 +165,7 @@ _NUMBERED = ("add", "sub", "mul", "div", "max", "select")
 
 
 def backward_calls(call: RecordedCall, device: DeviceSpec) -> list[LibraryCall]:
-    """What the backward pass of a recorded call launches."""
+    """Kernels that the backward pass of a recorded call launches."""
     calls = directed(library_calls(call, device, training=True), "backward")
     if call_kind(call.target) != "dropout":
         return calls
@@ -175,8 +175,8 @@ def backward_calls(call: RecordedCall, device: DeviceSpec) -> list[LibraryCall]:
     return [stream(label, "vectorized_elementwise_kernel", read, count, count, "float32") for read, label in kernels]
 
 
-def _reads_whole(shape: Shape, output: Shape, device: DeviceSpec) -> bool:
-    """Whether a tensor is read from memory for every element of the result: those that are repeated stay in L2 if the
+def _rereads(shape: Shape, output: Shape, device: DeviceSpec) -> bool:
+    """True if a tensor is read from memory for every element of the result: those that are repeated stay in L2 if the
     repeated part is small."""
     if prod(shape) == prod(output):
         return True
@@ -220,15 +220,15 @@ def call_seconds(called: Sequence[Sequence[LibraryCall]], device: DeviceSpec) ->
 def backward_times(runs: Sequence[Run]) -> dict[str, tuple[Floats, Floats]]:
     """Predicted and measured seconds of the calls whose backward pass was timed alone, by kind of call."""
     devices = _devices(runs)
-    found: dict[str, list[tuple[float, float]]] = {}
+    pairs_by_kind: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         timed = [call for call in run.calls if call.backward_seconds > 0] if run.board in devices else []
         if timed:
             device = devices[run.board]
             predicted = FLOOR_SECONDS + call_seconds([backward_calls(call, device) for call in timed], device)
             for call, seconds in zip(timed, predicted.tolist(), strict=True):
-                found.setdefault(call_kind(call.target), []).append((seconds, call.backward_seconds))
-    return {name: tuple(np.array(pairs).T) for name, pairs in found.items()}
+                pairs_by_kind.setdefault(call_kind(call.target), []).append((seconds, call.backward_seconds))
+    return {name: tuple(np.array(pairs).T) for name, pairs in pairs_by_kind.items()}
 
 
 def _devices(runs: Sequence[Run]) -> dict[str, DeviceSpec]:

@@ -15,7 +15,7 @@ CHOSEN = Path(__file__).with_name("without.toml")
 
 
 def fitted_without(board: str, kind: str, path: Path = CHOSEN) -> AbstractContextManager[None] | None:
-    """The model of a kind of call, its constants chosen without a board, inside the block; None where nobody did.
+    """The model of a kind of call, its constants chosen without a board, inside the block; None where there are none.
 
     Raises:
         AttributeError: a field that the model's constants lack.

@@ -92,11 +92,11 @@ def with_tile(data: Path) -> list[Score]:
     """Matrix products whose kernel is known: its tile from the name, slices of k and threads from the launch."""
     out = []
     for operation in ("bmm", "linear"):
-        found = read_calls(data, operation)
-        for name, device in boards(found).items():
-            columns = found[name]
-            known = ~np.isnan(columns["tile_m"].astype(np.float64))
-            rows = {key: values[known] for key, values in columns.items()}
+        calls = read_calls(data, operation)
+        for name, device in boards(calls).items():
+            columns = calls[name]
+            has_tile = ~np.isnan(columns["tile_m"].astype(np.float64))
+            rows = {key: values[has_tile] for key, values in columns.items()}
             bias = operation == "linear"
             b, m, n, k = (rows[key].astype(np.float64) for key in ("b", "m", "n", "k"))
             times = gemm_seconds(b, m, n, k, device, launch_of(rows, splits=bias), bias=bias)
@@ -123,11 +123,11 @@ def with_shape(data: Path) -> list[Score]:
     """All classes, nothing known but operator and shape: what ``roller estimate --implementation library`` prices."""
     out = []
     for operation, (file, bar) in CLASSES.items():
-        found = read_calls(data, file)
-        for name, device in boards(found).items():
-            priced = price(MAKERS[operation](found[name]), device)
+        calls = read_calls(data, file)
+        for name, device in boards(calls).items():
+            priced = price(MAKERS[operation](calls[name]), device)
             predicted = np.array([call.call_seconds for call in priced])
-            out.append(_score(operation, device, predicted, found[name], bar))
+            out.append(_score(operation, device, predicted, calls[name], bar))
     return out
 
 
@@ -184,11 +184,11 @@ MAKERS: Mapping[str, Callable[[Columns], list[LibraryCall]]] = {
 
 def table(data: Path, out: Path) -> Iterable[Table]:
     """Both tables, and their pictures in ``out``."""
-    known, shape = with_tile(data), with_shape(data)
-    scatter(known, out / "library_tile.png", "PyTorch calls, tile of the kernel known", by="device")
+    tile, shape = with_tile(data), with_shape(data)
+    scatter(tile, out / "library_tile.png", "PyTorch calls, tile of the kernel known", by="device")
     scatter(shape, out / "library_shape.png", "PyTorch calls, shape alone known", by="operation")
     return [
-        score_table(known, "Library calls, the kernel's tile known"),
+        score_table(tile, "Library calls, the kernel's tile known"),
         score_table(shape, "Library calls, the shape alone known"),
     ]
 

@@ -1,6 +1,6 @@
 """The library models against measured 16-bit kernels of A100, H100, L40S and B200 (AIConfigurator's database).
 
-Errors are ``|predicted - measured| / measured``. Beside the model stands a roofline of two numbers a board, and the
+Errors are ``|predicted - measured| / measured``. The model is compared with a roofline of two numbers a board, and the
 model with constants that were chosen without the board (:mod:`bench.accuracy.library.left_out`).
 """
 
@@ -46,7 +46,7 @@ class Comparison:
         example: the first of the calls as an operator.
         predicted: by the model; None where it has no such operator.
         roofline: by two numbers of the board.
-        left_out: by the model with constants chosen without this board; None where nobody chose any.
+        left_out: by the model with constants chosen without this board; None where there are none.
     """
 
     kind: Kind
@@ -84,7 +84,7 @@ class Comparison:
         return [float(errors[classes == each].mean()) if (classes == each).any() else None for each in range(5)]
 
     @property
-    def best_known(self) -> Floats | None:
+    def best_prediction(self) -> Floats | None:
         """Predictions by constants chosen without the board where there are any, else by the model's own."""
         return self.predicted if self.left_out is None else self.left_out
 
@@ -113,7 +113,7 @@ def _predicted(calls: Calls, inside: Any = None) -> Floats | None:
 
 
 def _is_priced(operator: Operator, device: DeviceSpec) -> bool:
-    """Whether the library models know the operator, and the board what it needs."""
+    """True if the library models know the operator, and the board has what it needs."""
     try:
         library_times([operator], device)
     except InputError:
@@ -121,7 +121,7 @@ def _is_priced(operator: Operator, device: DeviceSpec) -> bool:
     return True
 
 
-# Boards that nobody measured
+# Boards without measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +148,19 @@ def ranges(comparisons: Sequence[Comparison], devices: Iterable[DeviceSpec] | No
         if (device.compute_capability or (0, 0)) < (8, 0) or device.name in BOARDS.values():
             continue
         for kind in dict.fromkeys(each.kind.name for each in comparisons):
-            known = {each.board: each for each in comparisons if each.kind.name == kind}
-            like = _nearest(device, known)
-            # What a node's links do is told by no board of another generation.
-            if known[like].kind.over_links and known[like].device.compute_capability != device.compute_capability:
+            measured_boards = {each.board: each for each in comparisons if each.kind.name == kind}
+            like = _nearest(device, measured_boards)
+            # A board of another generation says nothing on a node's links.
+            if (
+                measured_boards[like].kind.over_links
+                and measured_boards[like].device.compute_capability != device.compute_capability
+            ):
                 continue
-            seconds = known[like].best_known
-            if seconds is not None and _is_priced(known[like].example, device):
-                low, high = np.quantile(known[like].measured / seconds, (FEW, MOST))
-                left_out = known[like].left_out is not None
-                out.append(Range(device=device.name, kind=kind, like=like, low=low, high=high, left_out=left_out))
+            seconds = measured_boards[like].best_prediction
+            if seconds is not None and _is_priced(measured_boards[like].example, device):
+                low, high = np.quantile(measured_boards[like].measured / seconds, (FEW, MOST))
+                is_held_out = measured_boards[like].left_out is not None
+                out.append(Range(device=device.name, kind=kind, like=like, low=low, high=high, left_out=is_held_out))
     return out
 
 
@@ -190,11 +193,11 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     everything: list[Comparison] = []
     tables = []
     for kind in KINDS:
-        found = [compare(calls) for calls in read_calls(data, kind)]
-        if found:
-            tables.append(kind_table(found))
-            chart(found, out / f"tensor_core_{kind.name}.png")
-        everything += found
+        comparisons = [compare(calls) for calls in read_calls(data, kind)]
+        if comparisons:
+            tables.append(kind_table(comparisons))
+            chart(comparisons, out / f"tensor_core_{kind.name}.png")
+        everything += comparisons
     bars = ranges(everything)
     if bars:
         tables.append(range_table(bars))
@@ -203,7 +206,7 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 
 def kind_table(comparisons: Sequence[Comparison]) -> Table:
-    """A row per board: mean and median errors, the roofline's beside them, signed means by length."""
+    """A row per board: mean and median errors, the roofline's next to them, signed means by length."""
     kind = comparisons[0].kind
     view = Table(box=None, pad_edge=False, title=kind.title, title_justify="left")
     view.add_column("board")
@@ -307,9 +310,9 @@ def _panel(panel: Any, each: Comparison) -> None:
 def _quantiles(lengths: Floats, ratio: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """The middles of thirds of decades with ten calls and more, and three quantiles of ``ratio`` in each."""
     classes = np.floor(3 * np.log10(lengths))
-    kept = [each for each in np.unique(classes) if (classes == each).sum() >= 10]
-    found = np.array([np.quantile(ratio[classes == each], (FEW, 0.5, MOST)) for each in kept]).reshape(-1, 3)
-    return 10 ** ((np.array(kept) + 0.5) / 3), found[:, 0], found[:, 1], found[:, 2]
+    filled = [each for each in np.unique(classes) if (classes == each).sum() >= 10]
+    quantiles = np.array([np.quantile(ratio[classes == each], (FEW, 0.5, MOST)) for each in filled]).reshape(-1, 3)
+    return 10 ** ((np.array(filled) + 0.5) / 3), quantiles[:, 0], quantiles[:, 1], quantiles[:, 2]
 
 
 def range_chart(bars: Sequence[Range], path: Path) -> None:

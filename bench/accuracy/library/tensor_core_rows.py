@@ -51,7 +51,7 @@ Operator = dict[str, Any]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Work:
-    """What calls have to do at least, an entry per call: operations, and bytes through memory or over links."""
+    """Least work of calls, an entry per call: operations, and bytes through memory or over links."""
 
     flops: Floats
     bytes: Floats
@@ -199,16 +199,16 @@ def _attention_work(rows: Columns) -> Work:
 
 
 def _collectives(rows: Columns) -> list[Operator]:
-    held = {**rows, "bytes": _held_bytes(rows).astype(np.int64)}
+    columns = {**rows, "bytes": _rank_bytes(rows).astype(np.int64)}
     dtypes = {"half": "float16", "int8": "int8"}
-    objects = _objects(held, {"bytes": "bytes", "num_gpus": "ranks"})
+    objects = _objects(columns, {"bytes": "bytes", "num_gpus": "ranks"})
     return [
         {"op": str(op), **each, "dtype": dtypes[str(dtype)]}
         for op, dtype, each in zip(rows["collective"].tolist(), rows["dtype"].tolist(), objects, strict=True)
     ]
 
 
-def _held_bytes(rows: Columns) -> Floats:
+def _rank_bytes(rows: Columns) -> Floats:
     sizes = np.array([ELEMENT_BYTES[str(dtype)] for dtype in rows["dtype"].tolist()], np.float64)
     return np.asarray(rows["elements_total"] * sizes)
 
@@ -216,7 +216,7 @@ def _held_bytes(rows: Columns) -> Floats:
 def _collective_work(rows: Columns) -> Work:
     ranks, names = rows["num_gpus"].astype(np.float64), rows["collective"].astype(np.str_)
     shares = np.select([names == name for name in SENT], [share(ranks) for share in SENT.values()])
-    return Work(flops=np.zeros_like(ranks), bytes=_held_bytes(rows) * shares)
+    return Work(flops=np.zeros_like(ranks), bytes=_rank_bytes(rows) * shares)
 
 
 def _objects(rows: Columns, names: Mapping[str, str], **fixed: Any) -> list[Operator]:

@@ -70,10 +70,10 @@ class Job:
     checkpoints: bool
     seconds: float
 
-    def step(self, *, plain: bool = False) -> PlannedStep:
-        """The job predicted; ``plain`` as a model in bfloat16 with PyTorch's own attention and loss."""
-        units = _mpt(self.model, self.sequence, self.batch, self.checkpoints, plain=plain)
-        if not plain:
+    def step(self, *, is_baseline: bool = False) -> PlannedStep:
+        """The job predicted; ``is_baseline`` as a model in bfloat16 with PyTorch's own attention and loss."""
+        units = _mpt(self.model, self.sequence, self.batch, self.checkpoints, is_baseline=is_baseline)
+        if not is_baseline:
             units = replace(units, capture=replace(units.capture, attention="triton"))
         layout = Layout(
             data=self.boards, shard="fsdp", micro_batches=self.micro_batches, reduce_bytes=REDUCED[self.board]
@@ -83,12 +83,12 @@ class Job:
 
 
 @cache
-def _mpt(model: str, sequence: int, batch: int, checkpoints: bool, *, plain: bool) -> Units:
+def _mpt(model: str, sequence: int, batch: int, checkpoints: bool, *, is_baseline: bool) -> Units:
     options = CaptureOptions(
-        batch=batch, dtype="bfloat16" if plain else "amp-bfloat16", parameters="bfloat16", optimizer="adamw",
+        batch=batch, dtype="bfloat16" if is_baseline else "amp-bfloat16", parameters="bfloat16", optimizer="adamw",
         implementation="for-loop", checkpoint="full" if checkpoints else "none",
     )  # fmt: skip
-    return planned_units(partial(mpt_subject, model, sequence=sequence, batch=batch, plain=plain), options)
+    return planned_units(partial(mpt_subject, model, sequence=sequence, batch=batch, is_baseline=is_baseline), options)
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -125,7 +125,7 @@ TERMS: Mapping[str, Callable[[], Any]] = {
 
 
 def term_table(jobs: Sequence[Job]) -> Table:
-    """What every term adds to a step, in percent of the measured one."""
+    """Contribution of every term to a step, in percent of the measured one."""
     view = Table(title="What each term adds to a step, in percent of the measured step")
     names = ("FlashAttention 1 in Triton", "metrics, casts, loss", *TERMS, "all: error", "without: error")
     for column in ("job", "measured ms", *names):
@@ -133,10 +133,10 @@ def term_table(jobs: Sequence[Job]) -> Table:
     for shown in SHOWN:
         job = next(each for each in jobs if (each.model, each.board, each.boards, each.sequence) == shown)
         step = job.step()
-        seconds = [_own_attention(step) - step.seconds]
+        seconds = [_attention_seconds(step) - step.seconds]
         with _without(*((_PATCHED[name], _BARE[name]) for name in TERMS)):
-            bare = job.step(plain=True).seconds
-        seconds.append(job.step(plain=True).seconds - _own_attention(step))
+            bare = job.step(is_baseline=True).seconds
+        seconds.append(job.step(is_baseline=True).seconds - _attention_seconds(step))
         for term in TERMS.values():
             with term():
                 seconds.append(job.step().seconds - step.seconds)
@@ -157,7 +157,7 @@ _BARE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _own_attention(step: PlannedStep) -> float:
+def _attention_seconds(step: PlannedStep) -> float:
     """Seconds of the step with PyTorch's own attention."""
     units = replace(step.costs.units, capture=replace(step.costs.units.capture, attention="auto"))
     return planned(units, step.layout, step.device, step.costs.node).seconds
@@ -262,9 +262,9 @@ def _picture(jobs: Sequence[Job], errors: np.ndarray, runs: Sequence[NemoRun], p
     figure.set_layout_engine("constrained")
     panels: Any = figure.subplots(1, 2, sharey=True)
     for (name, board), colour in zip(BOARDS.items(), ("#db8424", "#2f9e77", "#3b7dc9"), strict=True):
-        own = np.array([job.board == name for job in jobs])
+        is_on_board = np.array([job.board == name for job in jobs])
         tokens = np.array([job.sequence for job in jobs])
-        panels[0].scatter(tokens[own], 100 * errors[own], s=14, color=colour, alpha=0.7, label=board)
+        panels[0].scatter(tokens[is_on_board], 100 * errors[is_on_board], s=14, color=colour, alpha=0.7, label=board)
     panels[0].set(xscale="log", xlabel="tokens of a sample", ylabel="error, %", title="llm-foundry")
     panels[0].legend(frameon=False, fontsize=8)
     panels[1].scatter(

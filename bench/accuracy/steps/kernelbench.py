@@ -72,7 +72,7 @@ class Problem:
 
     @property
     def chosen_on(self) -> bool:
-        """Whether constants may have been chosen on it."""
+        """True if constants may have been chosen on it."""
         return int(self.name.partition("/")[2].partition("_")[0]) % 2 == 0
 
 
@@ -128,11 +128,11 @@ def capture_of(title: str, listed: Sequence[Sequence[Any]]) -> Capture:
         outputs = tuple(_tensor(dims, each) for dims, each in zip(made, kinds, strict=False))
         read: tuple[int, ...] = ()
         for each in tensors:
-            known = [place for place in reversed(recent.setdefault(each.dims, [])) if place not in read]
-            if not known:
-                known = [storage(each, "input")]
-                recent[each.dims].insert(0, known[0])
-            read += (known[0],)
+            places = [place for place in reversed(recent.setdefault(each.dims, [])) if place not in read]
+            if not places:
+                places = [storage(each, "input")]
+                recent[each.dims].insert(0, places[0])
+            read += (places[0],)
         in_place = stem.endswith("_")
         new = () if in_place else tuple(storage(each, "step") for each in outputs)
         written = read[:1] if in_place else new
@@ -203,7 +203,7 @@ def _inputs(stem: str, tensors: Sequence[RecordedTensor], values: tuple[str, ...
 
 
 def evaluate(problems: Sequence[Problem]) -> list[Score]:
-    """What every problem takes on its board, in order."""
+    """Time of every problem on its board, in order."""
     from daydream.capture.fusion.inductor import fused
     from daydream.prediction.step import predicted
 

@@ -68,7 +68,7 @@ class Run:
 
     @property
     def mode(self) -> str:
-        """What is done: ``training`` or ``inference``."""
+        """Mode of the run: ``training`` or ``inference``."""
         return "training" if self.training else "inference"
 
     @property

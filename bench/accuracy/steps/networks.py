@@ -208,8 +208,8 @@ def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> I
 
     rows = read_rows(path)
     # Neighbours belong to different halves.
-    kept = {name for place, name in enumerate(sorted({row.model for row in rows})) if place // 2 % every == 0}
-    scores = evaluate([row for row in rows if row.model in kept], workers or os.cpu_count() or 1)
+    models = {name for place, name in enumerate(sorted({row.model for row in rows})) if place // 2 % every == 0}
+    scores = evaluate([row for row in rows if row.model in models], workers or os.cpu_count() or 1)
     good = [score for score in scores if not score.failure]
     write_scores(scores, out / "networks.csv")
     if not good:

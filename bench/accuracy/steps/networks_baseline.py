@@ -1,4 +1,4 @@
-"""What predicts a network's step without pricing kernels: a line, and DNNAbacus's features with gradient boosting.
+"""Predictors of a network's step without prices of kernels: a line, and DNNAbacus's features with gradient boosting.
 
 Both are fitted on the networks that our constants were chosen on, mode by mode.
 """

@@ -93,7 +93,7 @@ def read_runs(path: Path) -> list[Run]:
     skipped = len(rows[0]) - 11
     runs = []
     for row in rows:
-        _, whole, batch, hidden, heads, layers, sequence, tensor, data, pipeline = map(int, row[skipped:-1])
+        _, global_batch, batch, hidden, heads, layers, sequence, tensor, data, pipeline = map(int, row[skipped:-1])
         runs.append(
             Run(
                 layers=layers,
@@ -101,7 +101,7 @@ def read_runs(path: Path) -> list[Run]:
                 heads=heads,
                 sequence=sequence,
                 batch=batch,
-                global_batch=whole,
+                global_batch=global_batch,
                 tensor=tensor,
                 data=data,
                 pipeline=pipeline,
@@ -169,8 +169,8 @@ def titan_runs(path: Path) -> list[TitanRun]:
     runs = []
     for row in rows:
         ways = dict(_way(part) for part in row["parallelism"].split())
-        known = row["precision"] == "bfloat16" and set(ways) <= {"fsdp", "tp"}
-        if not known and not row["memory_gib"]:
+        is_timed = row["precision"] == "bfloat16" and set(ways) <= {"fsdp", "tp"}
+        if not is_timed and not row["memory_gib"]:
             continue
         parts = ways.get("cp", 1)
         batch, sequence, tensor = int(row["local_batch"]), int(row["sequence"]) // parts, ways.get("tp", 1)
@@ -190,7 +190,7 @@ def titan_runs(path: Path) -> list[TitanRun]:
                 name=f"{row['model']} {row['parallelism']}, {row['precision']}",
                 compiled=row["compile"] == "yes",
                 step=planned(units, layout, board, node),
-                seconds=seconds if known else None,
+                seconds=seconds if is_timed else None,
                 gibibytes=float(row["memory_gib"]) if row["memory_gib"] else None,
             )
         )
@@ -303,8 +303,17 @@ def _picture(
     ):
         measured = np.array([run.seconds for run in runs])
         for name, colour in (("tensor", "#db8424"), ("pipeline", "#2f9e77"), ("data", "#3b7dc9")):
-            own = np.array([max(("tensor", "pipeline", "data"), key=run.__getattribute__) == name for run in runs])
-            panel.scatter(measured[own], np.array(seconds)[own], s=12, color=colour, alpha=0.7, label=f"mostly {name}")
+            is_of_kind = np.array(
+                [max(("tensor", "pipeline", "data"), key=run.__getattribute__) == name for run in runs]
+            )
+            panel.scatter(
+                measured[is_of_kind],
+                np.array(seconds)[is_of_kind],
+                s=12,
+                color=colour,
+                alpha=0.7,
+                label=f"mostly {name}",
+            )
         ends = [measured.min() / 1.3, measured.max() * 1.3]
         panel.plot(ends, ends, color="#444", lw=1)
         panel.plot(ends, [1.15 * end for end in ends], color="#999", lw=0.7, ls=":")

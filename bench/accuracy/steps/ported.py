@@ -95,17 +95,17 @@ def ported_calls(
         steady = _is_steady(run) and _is_steady(other)
         launched = [library_calls(call, specs[SOURCE], training=False) for call in run.calls]
         launched_there = [library_calls(call, specs[target], training=False) for call in other.calls]
-        here = call_seconds(launched, specs[SOURCE])
+        on_source = call_seconds(launched, specs[SOURCE])
         prices = call_seconds(launched_there, specs[target])
         for position, (call, same) in enumerate(zip(run.calls, other.calls, strict=True)):
             seconds = call.forward_seconds
-            if seconds < SHORTEST_SECONDS or not here[position] or not prices[position]:
+            if seconds < SHORTEST_SECONDS or not on_source[position] or not prices[position]:
                 continue
             waves, by_sheet = (_ratio(launched[position], by[SOURCE], by[target]) for by in (specs, sheets))
             out.append(
                 Ported(
                     kind=call_kind(call.target), measured=same.forward_seconds, steady=steady,
-                    by_price=seconds * float(prices[position] / here[position]), by_waves=seconds * waves,
+                    by_price=seconds * float(prices[position] / on_source[position]), by_waves=seconds * waves,
                     by_sheets=seconds * by_sheet,
                 )
             )  # fmt: skip
@@ -117,7 +117,7 @@ def _on(runs: Sequence[Run], board: str) -> list[Run]:
 
 
 def _is_steady(run: Run) -> bool:
-    """Whether its calls as timed one by one add up to the step: a board that has not yet raised its clock is slower."""
+    """True if its calls as timed one by one add up to the step: a board that has not yet raised its clock is slower."""
     alone = sum(call.times * (call.forward_seconds + call.backward_seconds) for call in run.calls)
     return abs(alone / run.measured - 1) <= STEADY
 
@@ -132,7 +132,7 @@ def _ratio(calls: Sequence[LibraryCall], source: DeviceSpec, target: DeviceSpec)
 
 
 def _share(m: float, n: float, k: float, source: DeviceSpec) -> float:
-    """How far bandwidth decides a matrix product in float32."""
+    """Influence of bandwidth on a matrix product in float32."""
     ridge = sustained_rate(source, "float32", products=True) / source.dram.bandwidth_bytes_per_second
     return memory_share(2 * m * n * k / (_FLOAT * (m * k + k * n + m * n)), ridge)
 
@@ -149,11 +149,11 @@ class PortedStep:
 
 def ported_steps(scores: Sequence[Score], source: str) -> list[PortedStep]:
     """The steps of `source` (a device's name) on every other board that has the same run."""
-    here = {score.label: score for score in scores if score.device == source}
+    by_label = {score.label: score for score in scores if score.device == source}
     steps = []
     for there in scores:
-        if there.device != source and there.label in here:
-            recorded = here[there.label]
+        if there.device != source and there.label in by_label:
+            recorded = by_label[there.label]
             ported = recorded.measured * there.predicted / recorded.predicted
             steps.append(PortedStep(there.device, there.label, ported, there.measured))
     return steps
@@ -192,19 +192,19 @@ def ported_kernels(data: Path, operation: str) -> list[PortedKernels]:
         return []
     out = []
     for name in sorted(specs.keys() - {SOURCE}, key=lambda name: specs[name].name):
-        here, there = _same_shapes(columns[SOURCE], columns[name])
-        recorded = _seconds(here) / _seconds(there)
+        source_rows, target_rows = _same_shapes(columns[SOURCE], columns[name])
+        recorded = _seconds(source_rows) / _seconds(target_rows)
         prices = [
             np.array([call.seconds for call in price(MAKERS[operation](rows), specs[board])])
-            for rows, board in ((here, SOURCE), (there, name))
+            for rows, board in ((source_rows, SOURCE), (target_rows, name))
         ]
-        same = np.flatnonzero(_same_kernels(here, there))
+        same = np.flatnonzero(_same_kernels(source_rows, target_rows))
         if operation == "convolution":
             # A handful, of which most are Winograd's.
             same = same[:0]
-        waves = np.array([_wave_ratios(here, row, (SOURCE, name), specs, sheets) for row in same.tolist()]).reshape(
-            -1, 3
-        )
+        waves = np.array(
+            [_wave_ratios(source_rows, row, (SOURCE, name), specs, sheets) for row in same.tolist()]
+        ).reshape(-1, 3)
         by_waves, by_habitat, by_sheets = recorded[same] * waves.T - 1
         out.append(
             PortedKernels(
@@ -228,46 +228,50 @@ def _wave_ratios(
     """
     sides = [[int(rows[f"{word}_{axis}"][row]) for axis in "xyz"] for word in ("grid", "block")]
     launch = Launch(math.prod(sides[0]), math.prod(sides[1]))
-    here, there = (specs[name] for name in names)
+    source, target = (specs[name] for name in names)
     products = "m" in rows
     m, n, k = (float(rows[size][row]) if products else 0.0 for size in "mnk")
-    share = _share(m, n, k, here) if products else 1.0
+    share = _share(m, n, k, source) if products else 1.0
     by_sheets = habitat_ratio(sheets[names[0]], sheets[names[1]], launch, share=share)
-    by_waves = wave_ratio(here, there, share=share, products=products, launch=launch)
-    return by_waves, habitat_ratio(here, there, launch, share=share), by_sheets
+    by_waves = wave_ratio(source, target, share=share, products=products, launch=launch)
+    return by_waves, habitat_ratio(source, target, launch, share=share), by_sheets
 
 
 def _seconds(rows: Columns) -> Floats:
     return np.asarray(rows["latency_ms"], np.float64) / 1e3
 
 
-def _same_shapes(here: Columns, there: Columns) -> tuple[Columns, Columns]:
+def _same_shapes(source_rows: Columns, target_rows: Columns) -> tuple[Columns, Columns]:
     """The calls of both boards with equal sizes, long enough on the source, in one order."""
     sizes = [
-        name for name in ("op", "b", "m", "n", "k", "c", "f", "h", "w", "kh", "kw", "stride", "pad") if name in here
+        name
+        for name in ("op", "b", "m", "n", "k", "c", "f", "h", "w", "kh", "kw", "stride", "pad")
+        if name in source_rows
     ]
     keyed = [
         {key: row for row, key in enumerate(zip(*(rows[name].tolist() for name in sizes), strict=True))}
-        for rows in (here, there)
+        for rows in (source_rows, target_rows)
     ]
-    long = _seconds(here) >= SHORTEST_SECONDS
+    long = _seconds(source_rows) >= SHORTEST_SECONDS
     pairs = np.array([(row, keyed[1][key]) for key, row in keyed[0].items() if long[row] and key in keyed[1]], np.int64)
     first, second = (
         {name: values[at] for name, values in rows.items()}
-        for rows, at in zip((here, there), pairs.reshape(-1, 2).T, strict=True)
+        for rows, at in zip((source_rows, target_rows), pairs.reshape(-1, 2).T, strict=True)
     )
     return first, second
 
 
-def _same_kernels(here: Columns, there: Columns) -> NDArray[np.bool_]:
+def _same_kernels(source_rows: Columns, target_rows: Columns) -> NDArray[np.bool_]:
     """Where both boards ran one kernel alone, of the same name but for the board's generation, with the same grid."""
-    names = [[_GENERATION.sub("", str(name)) for name in rows["kernel"].tolist()] for rows in (here, there)]
+    names = [
+        [_GENERATION.sub("", str(name)) for name in rows["kernel"].tolist()] for rows in (source_rows, target_rows)
+    ]
     same = np.array(names[0], np.str_) == np.array(names[1], np.str_)
-    for rows in (here, there):
+    for rows in (source_rows, target_rows):
         # Of element-wise calls and softmax the data has the one kernel that they launch.
         same &= np.nan_to_num(rows["n_kernels"].astype(np.float64), nan=1.0) == 1
     for side in ("grid_x", "grid_y", "grid_z", "block_x"):
-        same &= here[side] == there[side]
+        same &= source_rows[side] == target_rows[side]
     return same
 
 

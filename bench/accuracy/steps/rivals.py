@@ -36,7 +36,7 @@ class Counted:
 
 
 def counted_step(run: Run, configurations: Path) -> Counted:
-    """What the operators of a run's step compute and move, counted by PyTorch on tensors without data."""
+    """Arithmetic and bytes of the operators of a run's step, counted by PyTorch on tensors without data."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

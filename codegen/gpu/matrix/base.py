@@ -1,4 +1,4 @@
-"""What kernels of matrix instructions have in common: blocks, the way into shared memory, the way of results out.
+"""Common part of kernels of matrix instructions: blocks, the way into shared memory, the way of results out.
 
 Both operands are staged in shared memory as matrices, rows m or k by columns k or n, whatever the tensors' other
 dimensions are: those are one element wide. A warp owns a sub-matrix of the block's output and keeps it in accumulators
@@ -107,7 +107,7 @@ def strip_bytes(roles: MatrixRoles, schedule: TileSchedule) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductPlan:
-    """What is fixed before the kernel of a matrix product is written.
+    """Decisions made before the kernel of a matrix product is written.
 
     Attributes:
         form, schedule: the operator and its tiles.
@@ -139,7 +139,7 @@ class ProductPlan:
 
     @property
     def warps_n(self) -> int:
-        """Warps beside each other along n."""
+        """Number of warps along n."""
         return self.schedule.threads_of[self.roles.n]
 
     @property

@@ -111,7 +111,7 @@ class _BulkKernel:
 
     @cached_property
     def sum_type(self) -> str:
-        """What products are summed in, as the text has it."""
+        """Type of the sums, as the text has it."""
         return _WORDS[MATRIX_TYPES[self.roles.dtype].accumulate]
 
     @cached_property
@@ -165,12 +165,12 @@ class _BulkKernel:
 
     @property
     def is_persistent(self) -> bool:
-        """Whether blocks compute several tiles."""
+        """True if blocks compute several tiles."""
         return self.launched < self.all_tiles
 
     @property
     def reuses_buffers(self) -> bool:
-        """Whether copies come to buffers that products have read: otherwise nobody waits until one is empty."""
+        """True if copies come to buffers that products have read: otherwise no thread waits until one is empty."""
         return self.is_persistent or self._steps() > self.schedule.stages
 
     def copied_rows(self, load: Load) -> int:
@@ -178,7 +178,7 @@ class _BulkKernel:
         return self.tile[outer_inner(self.roles, load)[0]] // self.sharing(load)
 
     def tensor_map(self, tensor: Tensor) -> TensorMap:
-        """How copies see an operand: panels, as many rows of them as a block copies."""
+        """Tensor map of an operand: panels, as many rows of them as a block copies."""
         load = self.loads[tensor.name]
         outer, inner = outer_inner(self.roles, load)
         box = {outer: self.copied_rows(load), inner: self.panel}
@@ -201,7 +201,7 @@ class _BulkKernel:
             (f"    registers_more_{moved[0]}();\n", f"    registers_fewer_{moved[1]}();\n") if moved else ("", "")
         )
         meet = "cluster_sync();" if cluster > 1 else "__syncthreads();"
-        # A block whose buffers are filled once ends when the last copy to it has come, and hears from nobody later.
+        # A block whose buffers are filled once ends when the last copy to it has come, and nothing arrives there later.
         part = "  cluster_sync();  // no arrival where a block has ended" if cluster > 1 and self.reuses_buffers else ""
         return f"""\
 extern "C" __global__ void {bounds}
@@ -264,12 +264,12 @@ extern "C" __global__ void {bounds}
     def _places(self) -> str:
         """The walk over the tiles of a block, and the first element of each by axis."""
         roles, cluster, order = self.roles, self.schedule.cluster, self.form.final.axes
-        first, apart = (
+        first, stride = (
             ("blockIdx.x", "gridDim.x") if cluster < 2 else (f"blockIdx.x / {cluster}", f"gridDim.x / {cluster}")
         )
         down, across = self.tiles[roles.m], self.tiles[roles.n]
-        lines = [f"for (int tile = {first}; tile < {math.prod(self.tiles.values())}; tile += {apart}) {{"]
-        # Bands are told in blocks, tiles of a walk are clusters.
+        lines = [f"for (int tile = {first}; tile < {math.prod(self.tiles.values())}; tile += {stride}) {{"]
+        # Bands count blocks, tiles of a walk are clusters.
         band = min(-(-self.schedule.raster // self.along[roles.n]), across)
         if band:
             lines += [
@@ -280,11 +280,11 @@ extern "C" __global__ void {bounds}
         else:
             lines.append(f"  const int down = tile / {across} % {down}, across = tile % {across};")
         number = {roles.m: "down", roles.n: "across"}
-        rest = f"tile / {down * across}"
+        quotient = f"tile / {down * across}"
         for axis in reversed(order):
             if axis not in number:
-                number[axis] = f"{rest} % {self.tiles[axis]}"
-                rest = f"{rest} / {self.tiles[axis]}"
+                number[axis] = f"{quotient} % {self.tiles[axis]}"
+                quotient = f"{quotient} / {self.tiles[axis]}"
         for axis in order:
             along = self.along.get(axis, 1)
             place = number[axis]
@@ -303,8 +303,8 @@ extern "C" __global__ void {bounds}
         for axis in reversed(self.form.reduced):
             size = self.schedule.step_of[axis]
             count = -(-self.form.sizes[axis] // size)
-            own = f"{step} % {count}" if axis != self.form.reduced[0] else step
-            lines.append(f"          const int {_origin(axis)} = ({own}) * {size};")
+            place = f"{step} % {count}" if axis != self.form.reduced[0] else step
+            lines.append(f"          const int {_origin(axis)} = ({place}) * {size};")
             step = f"({step} / {count})"
         copies = "\n".join(f"          {line}" for load in (self.roles.a, self.roles.b) for line in self._copies(load))
         return f"""\
@@ -361,7 +361,7 @@ extern "C" __global__ void {bounds}
     }}"""
 
     def _empty(self) -> str:
-        """The wait of the thread that copies for a buffer that nobody reads any more."""
+        """The wait of the thread that copies for a buffer that is not read any more."""
         wait = f"          barrier_wait(shared, EMPTY + {BARRIER_BYTES} * stage, parity ^ 1);\n"
         return wait if self.reuses_buffers else ""
 
@@ -396,8 +396,8 @@ extern "C" __global__ void {bounds}
         lines = []
         for depth in range(0, self.schedule.step_of[roles.k], DEPTH_BYTES // self.element_bytes):
             a, b = (self.panels[load].described(0, 0, depth) for load in (roles.a, roles.b))
-            apart = self.panels[roles.a].described(0, GROUP_ROWS, depth)[0] - a[0]
-            described = [f"{a[0]} + group * {apart}, {a[1]}, {a[2]}", f"{b[0]}, {b[1]}, {b[2]}"]
+            group_bytes = self.panels[roles.a].described(0, GROUP_ROWS, depth)[0] - a[0]
+            described = [f"{a[0]} + group * {group_bytes}, {a[1]}, {a[2]}", f"{b[0]}, {b[1]}, {b[2]}"]
             operands = [f"{device.DESCRIPTOR}(shared, stage * STAGE_BYTES + {text})" for text in described]
             lines.append(f"        {name}(sums, {operands[0]},\n            {operands[1]});")
         return "\n".join(lines)
@@ -478,7 +478,7 @@ extern "C" __global__ void {bounds}
         }}"""
 
     def _is_cut(self, axis: str) -> bool:
-        """Whether tiles reach beyond the output along an axis."""
+        """True if tiles reach beyond the output along an axis."""
         return self.tiles[axis] * self.tile[axis] * self.along.get(axis, 1) > self.form.sizes[axis]
 
 

@@ -1,4 +1,4 @@
-"""What products over a pipeline of asynchronous copies have in common: the copies, and the results' way out.
+"""Common part of products over a pipeline of asynchronous copies: the copies, and the results' way out.
 
 Shared memory holds ``stages`` buffers of both operands' tiles. While a step is multiplied, ``cp.async`` copies later
 ones into the others, past the registers, with zeros at the edges. Where a tensor's rows cannot be copied by four bytes
@@ -155,7 +155,7 @@ class CopiedProduct(ProductKernel):
         """Stages that other warps may still read when one has multiplied all steps."""
 
     def is_in_strip(self, stage: int) -> bool:
-        """Whether results leave in place of a stage."""
+        """True if results leave in place of a stage."""
         return stage * self.stage_bytes < strip_bytes(self.roles, self.schedule)
 
     def leave(self, row: Expr) -> None:

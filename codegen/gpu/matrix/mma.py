@@ -41,7 +41,7 @@ SUMS = 4
 
 
 def takes(request: TileRequest) -> bool:
-    """Products by one of :data:`sokoban.kernel.matrix.MMA_INSTRUCTIONS`."""
+    """True if the schedule multiplies by ``mma.sync``, of whatever depth."""
     return request.schedule.instruction.startswith("mma")
 
 
@@ -102,7 +102,7 @@ class MmaKernel(CopiedProduct):
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
             self.clear()
             if self.stages == 1 or self.steps == 1:
-                self._plain_steps()
+                self._unpipelined_steps()
             else:
                 self._pipeline()
             with named(T.unroll, self.plan.fragments_m, "row") as row:
@@ -110,7 +110,7 @@ class MmaKernel(CopiedProduct):
 
     # ---- steps
 
-    def _plain_steps(self) -> None:
+    def _unpipelined_steps(self) -> None:
         """Wait for those who multiply, copy a step, wait for it, multiply."""
         with named(T.serial, self.steps, "step") as step:
             if self.steps > 1:
@@ -174,7 +174,7 @@ class MmaKernel(CopiedProduct):
 
     def _multiply(self, buffer: int) -> None:
         if self.roles.dtype == "tfloat32":
-            # Not sooner: a fragment that is rounded has arrived, and until now nobody has waited for it.
+            # Not sooner: a fragment that is rounded has arrived, and until now no thread has waited for it.
             for fragments, count in (
                 (self.a_fragments, self.plan.fragments_m),
                 (self.b_fragments, self.plan.fragments_n),

@@ -99,7 +99,7 @@ static __device__ __forceinline__ void {name}({kind}* sums, int at, const unsign
 
 
 def _copy(size: int, guarded: bool) -> str:
-    # Only copies of 16 bytes may pass by L1, which nobody reads them from again.
+    # Only copies of 16 bytes may pass by L1, from which they are not read again.
     cache = "cg" if size == 16 else "ca"
     name = f"copy_async_{size}" + ("_guarded" if guarded else "")
     condition, operand, count = (", bool inside", ", %2", f', "r"(inside ? {size} : 0)') if guarded else ("", "", "")
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void {name}(void* shared, int offset, const vo
 }}"""
 
 
-def _copy_apart(size: int) -> str:
+def _copy_by_offsets(size: int) -> str:
     # A macro, since an instruction's offsets are constants of the text.
     cache = "cg" if size == 16 else "ca"
     return f"""\
@@ -179,13 +179,13 @@ _FUNCTIONS = {
     },
     **{f"copy_async_{size}": _copy(size, False) for size in COPY_BYTES},
     **{f"copy_async_{size}_guarded": _copy(size, True) for size in COPY_BYTES},
-    **{f"copy_async_{size}_apart": _copy_apart(size) for size in COPY_BYTES},
+    **{f"copy_async_{size}_apart": _copy_by_offsets(size) for size in COPY_BYTES},
     "copy_async_commit": _COMMIT,
     **{f"copy_async_wait_{pending}": _wait(pending) for pending in range(MOST_PENDING + 1)},
 }
 
 #: Those that are C++ without assembly, which the CPU executes as they stand.
-_PLAIN_FUNCTIONS = {
+_CPP_FUNCTIONS = {
     **{f"load_words_{operand}": _load_words(operand) for operand in "ab"},
     **{f"load_bytes_{operand}": _load_bytes(operand) for operand in "ab"},
     "store_shared": _STORE,
@@ -202,4 +202,4 @@ def device_functions(used: set[str]) -> str:
         texts.insert(0, _SHARED_ADDRESS)
     if texts:
         texts = [f"#ifndef {_EMULATED}", *texts, "#endif"]
-    return "\n".join(texts + [text for name, text in _PLAIN_FUNCTIONS.items() if name in used])
+    return "\n".join(texts + [text for name, text in _CPP_FUNCTIONS.items() if name in used])

@@ -85,7 +85,7 @@ class OperandTile:
 
     def fragment(self, stage: Expr, lane: Expr, spatial: Expr, depth: int) -> tuple[str, tuple[Expr, ...]]:
         """The device function that loads the fragment at row (of B: column) ``spatial`` and step ``depth`` of the
-        product's depth, both multiples of a fragment's size; and what of shared memory it is told, in bytes."""
+        product's depth, both multiples of a fragment's size; and its offsets in shared memory, in bytes."""
         operand = "a" if self.is_a else "b"
         if self.turned and self.element_bytes == 4:
             columns = (spatial + lane // 4, spatial + lane // 4 + FRAGMENT // 2)

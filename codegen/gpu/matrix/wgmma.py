@@ -189,7 +189,7 @@ class WarpGroupKernel(CopiedProduct):
 
     @property
     def reuses_stages(self) -> bool:
-        """Whether copies overwrite what products have read."""
+        """True if copies overwrite what products have read."""
         return self.steps > self.stages
 
     def last_read(self) -> Collection[int]:

@@ -118,7 +118,7 @@ def _cubin_and_log(source: str, options: list[bytes], name: str) -> tuple[bytes,
 
 
 class Resources(NamedTuple):
-    """What a kernel takes: registers per thread, bytes spilled and of stack per thread, static shared bytes per
+    """Resources of a kernel: registers per thread, bytes spilled and of stack per thread, static shared bytes per
     block."""
 
     registers: int
@@ -149,12 +149,12 @@ def parse_resources(log: str) -> Resources | None:
 def _steady_log(log: str) -> str:
     """The log without what would differ between two runs, or between two machines: times and header directories."""
     # What ptxas says of itself begins with a zero byte.
-    kept = [
+    lines = [
         line.rstrip()
         for line in log.replace("\0", "").splitlines()
         if line.strip() and "Compile time =" not in line and "are deprecated and may be removed" not in line
     ]
-    text = "\n".join(kept)
+    text = "\n".join(lines)
     for directory in _include_directories():
         text = text.replace(directory.decode() + "/", "")
     return text

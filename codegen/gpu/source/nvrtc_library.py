@@ -1,7 +1,7 @@
 """NVRTC's shared library from its wheel, called by ctypes.
 
 NVIDIA's own binding comes in one version a process, and PyTorch asks for that of another CUDA than the compiler is
-pinned to. The library itself has its CUDA version in its name, so both lie beside each other.
+pinned to. The library itself has its CUDA version in its name, so that both can be installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class NvrtcError(RuntimeError):
-    """A call that failed, told in NVRTC's words."""
+    """A call that failed, in NVRTC's words."""
 
 
 class Nvrtc:
@@ -63,9 +63,9 @@ class Nvrtc:
         """Compute capabilities that it compiles for, as ``10 * major + minor``, ascending."""
         count = c_int()
         self._call("nvrtcGetNumSupportedArchs", byref(count))
-        found = (c_int * count.value)()
-        self._call("nvrtcGetSupportedArchs", found)
-        return tuple(sorted(found))
+        capabilities = (c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", capabilities)
+        return tuple(sorted(capabilities))
 
     def compiled(self, source: bytes, name: bytes, options: Sequence[bytes]) -> tuple[bytes | None, str, str]:
         """The cubin of a source, None where there is none; what the compiler says; and why there is none.
@@ -87,7 +87,7 @@ class Nvrtc:
             self._call("nvrtcDestroyProgram", byref(program))
 
     def _bytes(self, name: str, program: c_void_p) -> bytes:
-        """What a function writes into a buffer whose size another one tells."""
+        """Bytes that a function writes into a buffer whose size another one returns."""
         size = c_size_t()
         self._call(f"{name}Size", program, byref(size))
         buffer = ctypes.create_string_buffer(size.value)

@@ -16,7 +16,7 @@ _TYPES = {4: "uint", 8: "uint2", 16: "uint4"}
 _CALL = re.compile(r"\bcopy_async_\w+")
 
 
-def _apart(size: int) -> str:
+def _copy_by_offsets(size: int) -> str:
     return f"""\
 static void copy_async_{size}_apart(__local void* shared, int offset, int shared_more, const __global void* from,
                                     int from_more) {{
@@ -35,7 +35,7 @@ static void copy_async_{size}_guarded(__local void* shared, int offset, const __
 
 
 _FUNCTIONS = {
-    **{f"copy_async_{size}_apart": _apart(size) for size in COPY_BYTES},
+    **{f"copy_async_{size}_apart": _copy_by_offsets(size) for size in COPY_BYTES},
     **{f"copy_async_{size}_guarded": _guarded(size) for size in COPY_BYTES},
     **{
         name: f"static void {name}() {{}}"

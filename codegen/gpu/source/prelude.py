@@ -165,9 +165,9 @@ def strip_prelude(source: str) -> str:
     used = set(_IDENTIFIER.findall(_COMMENT.sub(" ", body)))
     functions = "\n".join(filter(None, (module.device_functions(used) for module in _DEVICE_FUNCTIONS)))
     helpers = [helper for helper in _HELPERS if helper.needed(used)]
-    known = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
-    known |= {name for helper in helpers for name in helper.names}
-    if _defined_names(original) & used - known:
+    names = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
+    names |= {name for helper in helpers for name in helper.names}
+    if _defined_names(original) & used - names:
         return f"{original}\n{functions}\n{body}" if functions else source
     parts = [
         "\n".join(f"typedef {_SHORT_TYPES[name]} {name};" for name in _SHORT_TYPES if name in used),
@@ -217,14 +217,14 @@ def _defined_names(prelude: str) -> set[str]:
 def _outside_braces(text: str) -> str:
     """The text at brace depth 0: ``int f(int x) { return g(x); } int h;`` -> ``int f(int x) { int h;``."""
     depth = 0
-    kept = []
+    characters = []
     for character in text:
         if character == "{":
             if depth == 0:
-                kept.append(character)
+                characters.append(character)
             depth += 1
         elif character == "}":
             depth = max(depth - 1, 0)
         elif depth == 0:
-            kept.append(character)
-    return "".join(kept)
+            characters.append(character)
+    return "".join(characters)

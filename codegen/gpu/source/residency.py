@@ -1,7 +1,7 @@
 """One more resident block where the compiler took registers without need.
 
-A compiler that is told no more than the size of a block takes what one block may have, often a few registers too many
-for another block to fit beside it. RATIONAL counts on what the tile needs; this asks the compiler for the same.
+A compiler that knows no more than the size of a block takes what one block may have, often a few registers too many
+for another block to fit on the unit. RATIONAL counts on what the tile needs; this asks the compiler for the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNIT_SHARED_BYTES = 96 * 1024
 #: kernels of the 119 operators for V100, A100 and H200 that were asked for less, 29 made it, 4 of them with less than
 #: this: chosen on operators of even numbers, where 39 compilations in place of 92 find 16 of 20; of the others 26 in
 #: place of 70 find all 9.
-LEAST_LEFT = 0.88
+LEAST_SHARE = 0.88
 
 
 def resident_blocks(registers: int, threads: int) -> int:
@@ -67,7 +67,7 @@ def squeezed(
     allowed = UNIT_REGISTERS // (blocks * -(-threads // WARP_LANES) * WARP_LANES)
     fits = blocks * shared_bytes <= UNIT_SHARED_BYTES
     is_wanted = worthwhile is None or blocks in worthwhile
-    if blocks < 2 or not is_wanted or not fits or allowed < LEAST_LEFT * compiled.registers:
+    if blocks < 2 or not is_wanted or not fits or allowed < LEAST_SHARE * compiled.registers:
         return source, compiled
     bounded = _bounded(source, threads, blocks)
     try:

@@ -30,7 +30,7 @@ def _target(kind: str, architecture: str, warp_size: int) -> Any:
     return tvm.target.Target(fields)
 
 
-def own_architecture(schedule: Any, architecture: str) -> str | None:
+def specific_architecture(schedule: Any, architecture: str) -> str | None:
     """The architecture that a kernel is compiled for where the device's, ``architecture``, lacks some of its
     instructions: those of warp groups are in ``sm_90a`` alone. None for every other kernel."""
     is_wgmma = getattr(schedule, "instruction", None) == Instruction.WGMMA
@@ -43,7 +43,7 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
     if lowered.text:
         return lowered.text
     source = without_mentions(_source(lowered, _target("cuda", architecture, 32), parameters))
-    return paired_words(_whole_warps(_bits_of_constants(source), lowered))
+    return paired_words(_full_warp_shuffles(_bits_of_constants(source), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
@@ -87,7 +87,7 @@ def _exact_constants(source: str, lowered: Lowered) -> str:
 
 def _source(lowered: Lowered, target: Any, parameters: Sequence[str]) -> str:
     try:
-        with tvm.transform.PassContext(disabled_pass=_LEFT_OUT if lowered.has_barriers else []):
+        with tvm.transform.PassContext(disabled_pass=_DISABLED_PASSES if lowered.has_barriers else []):
             executable = tvm.compile(lowered.module, target)
     except Exception as error:
         raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error
@@ -104,7 +104,7 @@ def _source(lowered: Lowered, target: Any, parameters: Sequence[str]) -> str:
 #: meant, which have no buffer larger than what is accessed, no condition that could be further out and no empty branch;
 #: they took more than half of the time. The last one's names for common expressions are taken out again by a later
 #: pass, and then stand in the text unused.
-_LEFT_OUT = [
+_DISABLED_PASSES = [
     "s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "s_tir.HoistIfThenElse", "tirx.RemoveNoOp",
     "tirx.CommonSubexprElim",
 ]  # fmt: skip
@@ -166,7 +166,7 @@ _C_BYTES = _SCALAR_BYTES | {
 }
 
 
-def _whole_warps(source: str, lowered: Lowered) -> str:
+def _full_warp_shuffles(source: str, lowered: Lowered) -> str:
     """Warp shuffles that name the whole warp.
 
     TVM asks ``__activemask()`` who takes part, which after a branch may leave out lanes that have not come back yet

@@ -3,7 +3,7 @@
 What no step changes is worked out before all steps: where an access starts in the tensor and in shared memory, and
 which elements lie outside the tensor. An access whose elements are outside at every step (the border of a padded
 convolution) is no branch in the loop: the pad value is stored once, and the copy diverted to where it does no harm,
-from an element that exists to padding that nobody reads. Surplus threads repeat the tile's last access. Elements needed
+from an element that exists to padding that is not read. Surplus threads repeat the tile's last access. Elements needed
 only by outputs past the end are read from the tensor's last elements, so no bounds check is needed. A step then costs
 each access a load, a store and a little address arithmetic; or, past the registers, one asynchronous copy. Every access
 is checked only where steps move along a dimension with a border.
@@ -23,8 +23,8 @@ from codegen.gpu.staged.tiles import StagedTile
 from codegen.tir.statements import local_buffer, total_of, vector_read, vector_write, wide
 from codegen.tir.values import Expr, stored_constant
 
-#: Most bytes between two accesses of a thread that are told apart by constants in the instructions.
-MOST_BYTES_APART = 2**31
+#: Most bytes between two accesses of a thread whose distance is a constant in the instructions.
+MOST_OFFSET_BYTES = 2**31
 
 #: Least address of an access that lies outside its tensor at every step, whichever way steps lead.
 OUTSIDE = -(2**31)
@@ -38,7 +38,7 @@ class Room:
         buffer: all stages of all tiles of the same dtype.
         stages: how many there are.
         stage_elements: how far they lie apart.
-        unread: an element that nobody reads, in every stage, with as many behind it as an access copies; None where
+        unread: an element that is never read, in every stage, with as many behind it as an access copies; None where
             there is none.
     """
 
@@ -169,7 +169,7 @@ class TileCopy:
             first = wide(from_) * lanes
             conditions = self._conditions(turn, steps)
             name = f"copy_async_{lanes * element_bytes}"
-            if conditions or from_more * lanes * element_bytes >= MOST_BYTES_APART:
+            if conditions or from_more * lanes * element_bytes >= MOST_OFFSET_BYTES:
                 source = T.address_of(self.source[first + from_more * lanes])
                 inside = tirx.all(*conditions) if conditions else tirx.const(True, "bool")
                 to_byte = offset + to_more * unit * element_bytes
@@ -253,8 +253,8 @@ class TileCopy:
         analyzer.bind(self.thread, ir.Range.from_min_extent(0, self.threads))
         first = value_of(0)
         distances = [analyzer.simplify(value_of(turn) - first) for turn in range(self.turns)] if steady else []
-        known = bool(distances) and all(isinstance(difference, tirx.IntImm) for difference in distances)
-        constants = tuple(int(difference) for difference in distances) if known else None
+        is_constant = bool(distances) and all(isinstance(difference, tirx.IntImm) for difference in distances)
+        constants = tuple(int(difference) for difference in distances) if is_constant else None
         return _PerTurn(f"{self.name}_{part}", constants, self.turns)
 
     # ---- steps

@@ -151,7 +151,7 @@ class _ThreadWriter:
         elif self.plan.stages > 1:
             self._pipelined_steps()
         else:
-            self._plain_steps()
+            self._unpipelined_steps()
         self._store()
 
     def _copy(self, tile: StagedTile, thread: Expr) -> TileCopy:
@@ -170,7 +170,7 @@ class _ThreadWriter:
 
     def _operand(self, tile: StagedTile) -> Operand:
         plan, tensor = self.plan, tile.tensor
-        base, operands, here = (
+        base, operands, position = (
             self.buffers.name(f"{identifier(tensor.name)}_{part}") for part in ("base", "operands", "here")
         )
         return Operand(
@@ -180,7 +180,7 @@ class _ThreadWriter:
             self.threads,
             stage_elements=plan.stage_elements[tensor.dtype] if plan.stages > 1 else 0,
             turns=[(loop.axis, loop.elements) for loop in plan.loops if loop.trips > 1 and not loop.unrolled],
-            names=OperandNames(base, operands, here),
+            names=OperandNames(base, operands, position),
         )
 
     # ---- steps
@@ -197,7 +197,7 @@ class _ThreadWriter:
                 step = tirx.floordiv(step, count)
         return origins
 
-    def _plain_steps(self) -> None:
+    def _unpipelined_steps(self) -> None:
         with named(T.serial, self.plan.steps, "step") as step:
             origins = self._origins(step)
             self._load(step)
@@ -214,7 +214,7 @@ class _ThreadWriter:
             self._load(tirx.const(1, "int32"))
         with named(T.serial, self.plan.steps, "step") as step:
             barrier()
-            # After the last step nothing new is stored, only what nobody reads any more.
+            # After the last step nothing new is stored, only what is not read any more.
             self._put(tirx.floormod(step + 1, 2))
             with T.If(step + 2 < self.plan.steps), T.Then():
                 self._load(step + 2)

@@ -24,7 +24,7 @@ from sokoban.schedule.tile import TileSchedule
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """What is fixed before the kernel is written.
+    """Decisions made before the kernel is written.
 
     Attributes:
         form, schedule: the operator and its tiles.
@@ -102,7 +102,7 @@ class StagedPlan:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether copies pass by the registers."""
+        """True if copies pass by the registers."""
         return self.schedule.asynchronous and self.steps > 1
 
     @property
@@ -169,11 +169,11 @@ class StagedPlan:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether shared memory is sized at launch."""
+        """True if shared memory is sized at launch."""
         return self.has_dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
 
     def unread(self, tile: StagedTile) -> int | None:
-        """An element of the stages that nobody reads, for accesses of ``tile``: its own padding or another tile's."""
+        """An element of the stages that is never read, for accesses of ``tile``: its own padding or another tile's."""
         if tile.unread is not None:
             return tile.unread
         if tile.is_turned and tile.vector > 1:

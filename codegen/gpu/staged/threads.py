@@ -1,4 +1,4 @@
-"""What one thread owns of a block's tile, and how it reads its operands of that from shared memory."""
+"""Elements that one thread owns of a block's tile, and its reads of operands from shared memory."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class OperandNames(NamedTuple):
 
     base: str
     fragment: str
-    here: str
+    position: str
 
 
 class Operand:
@@ -155,7 +155,7 @@ class Operand:
         )  # fmt: skip
         self.base = local_buffer(names.base, 1, "int32")
         T.buffer_store(self.base, tirx.floordiv(tile.address(divided_places) + tile.start, self.unit), [0])
-        self.here = local_buffer(names.here, 1, "int32")
+        self.loop_place = local_buffer(names.position, 1, "int32")
 
     def _width(self, stage_elements: int) -> int:
         """Adjacent elements that a thread reads at a time; 1 where they are not known to be aligned."""
@@ -172,7 +172,7 @@ class Operand:
 
     @property
     def is_fragment(self) -> bool:
-        """Whether a thread's operands of one point are read together: every element by one axis of its own."""
+        """True if a thread's operands of one point are read together: every element by one axis of its own."""
         return self.width > 1 and len(self.axes) == len(set(self.axes))
 
     def position(self, copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> Expr:
@@ -181,13 +181,13 @@ class Operand:
 
     def start(self, buffer_start: Expr) -> None:
         """Begin a step, whose buffer starts at element ``buffer_start``."""
-        T.buffer_store(self.here, self.base[0] + tirx.floordiv(buffer_start, self.unit), [0])
+        T.buffer_store(self.loop_place, self.base[0] + tirx.floordiv(buffer_start, self.unit), [0])
 
     def advance(self, axis: str, elements: int) -> None:
         """Go on by some elements along a reduction axis: a loop over it then adds one number per turn."""
         by = self.tile.apart(axis) * elements // self.unit
         if by:
-            T.buffer_store(self.here, self.here[0] + by, [0])
+            T.buffer_store(self.loop_place, self.loop_place[0] + by, [0])
 
     def element(self, local: Mapping[str, Expr]) -> Expr:
         """The element at ``local``, positions behind the thread's first and in the step as far as loops have come."""
@@ -196,7 +196,7 @@ class Operand:
     def _index(self, local: Mapping[str, Expr]) -> Expr:
         """Position in the shared buffer of the element at ``local``."""
         behind = self.tile.address({axis: wide(place) for axis, place in local.items()}, lowest=False)
-        return wide(self.here[0]) * self.unit + behind
+        return wide(self.loop_place[0]) * self.unit + behind
 
     def fragment(self, point: Mapping[str, Expr]) -> Any:
         """A thread's operands of one point of the reduction, read as vectors."""

@@ -74,7 +74,7 @@ class StagedTile:
 
     @property
     def unread(self) -> int | None:
-        """The first element of its padding, which nobody reads, nor those a row on; None where it has none."""
+        """The first element of its padding, which is never read, nor those a row on; None where it has none."""
         return self.start + self.extents[self.order[-1]] if self.padding >= self.vector else None
 
     @property
@@ -131,11 +131,11 @@ class StagedTile:
         return (base + coordinate) * dimension.stride + dimension.offset
 
     def walks(self, position: int) -> bool:
-        """Whether steps move along a dimension."""
+        """True if steps move along a dimension."""
         return any(axis in self.steps for axis, _ in self.dimensions[position].terms)
 
     def bounds(self, position: int) -> tuple[bool, bool]:
-        """Whether indices along a dimension may fall short of the tensor, and whether they may exceed it."""
+        """Truth of indices along a dimension falling short of the tensor, and of their exceeding it."""
         dimension = self.dimensions[position]
         low = dimension.offset + dimension.stride * sum(
             c * (self.padded[axis] - 1) for axis, c in dimension.terms if c < 0
@@ -144,7 +144,7 @@ class StagedTile:
         return low < 0, high >= self.tensor.shape[position]
 
     def is_spare(self, position: int) -> bool:
-        """Whether elements beyond the tensor's end along a dimension belong to results that are not stored: only axes
+        """True if elements beyond the tensor's end along a dimension belong to results that are not stored: only axes
         of the output lead there, past their own ends."""
         axes = [axis for axis, _ in self.dimensions[position].terms]
         short, far = self.bounds(position)

@@ -58,7 +58,7 @@ def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lower
 
 
 def _map(tensor: Tensor, schedule: AttentionSchedule) -> TensorMap:
-    """How copies see keys or values: panels of a step's rows."""
+    """Tensor map of keys or values: panels of a step's rows."""
     panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
     return TensorMap(
         tensor=tensor.name, dtype=tensor.dtype, shape=tensor.shape, box=(1, 1, schedule.keys, panel)

@@ -77,7 +77,7 @@ def _place(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
 
 
 def _place_of(kernel: AttentionKernel, row: str) -> str:
-    """Where a row of a problem lies: its rows are queries, of all heads of a group one beside the other, and each head
+    """Where a row of a problem lies: its rows are queries, heads of a group side by side, and each head
     lies by itself."""
     if kernel.group == 1:
         return row
@@ -136,7 +136,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     attention, floats = kernel.attention, SharedFloats.of(kernel, schedule)
     _, ending = ELEMENTS[attention.dtype]
     products, columns = FloatProducts(schedule, schedule.keys), floats.width // schedule.lanes
-    rows_each, keys_each, apart, keys_all = products.rows, products.logits, products.apart, attention.key_count
+    rows_each, keys_each, gap, keys_all = products.rows, products.logits, products.stride, attention.key_count
     query_tile = FloatTile(
         tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
         rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
@@ -182,7 +182,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
       float peak = logits[i][0];
 #pragma unroll
       for (int j = 1; j < {keys_each}; ++j) peak = LARGER(peak, logits[i][j]);
-      shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + lane] = peak;
+      shared[{floats.exchange} + (first + i * {gap}) * {schedule.lanes} + lane] = peak;
     }}
     BARRIER;
 #pragma unroll
@@ -190,7 +190,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
       float peak = peaks[i];
 #pragma unroll
       for (int x = 0; x < {schedule.lanes}; ++x)
-        peak = LARGER(peak, shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + x]);
+        peak = LARGER(peak, shared[{floats.exchange} + (first + i * {gap}) * {schedule.lanes} + x]);
       const float base = peak == nothing ? 0.0f : peak;
       const float shrink = power_of_two(peaks[i] - base);
       peaks[i] = peak;
@@ -201,7 +201,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
       for (int j = 0; j < {keys_each}; ++j) {{
         const float weight = power_of_two(logits[i][j] - base);
         totals[i] += weight;
-        shared[{floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + lane + j * {schedule.lanes}] = weight;
+        shared[{floats.weights} + (first + i * {gap}) * {floats.weight_pitch} + lane + j * {schedule.lanes}] = weight;
       }}
     }}
 {value_tile.copy("first_key", keys_all, schedule.threads, ending)}
@@ -213,12 +213,12 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
   }}
 #pragma unroll
   for (int i = 0; i < {rows_each}; ++i)
-    shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + lane] = totals[i];
+    shared[{floats.exchange} + (first + i * {gap}) * {schedule.lanes} + lane] = totals[i];
   BARRIER;"""
 
 
 def _scale(kernel: AttentionKernel) -> str:
-    """What makes logits powers of two, whose exponentials take one instruction."""
+    """Factor that makes logits powers of two, whose exponentials take one instruction."""
     return f"{kernel.scale / math.log(2)!r}f"
 
 
@@ -263,7 +263,7 @@ def _results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
 
 
 def _partial_results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
-    """What a slice makes of every row: weighted values, the largest logit, the sum of weights."""
+    """Results of a slice for every row: weighted values, the largest logit, the sum of weights."""
     pitch = kernel.attention.value_size + SLICE_NUMBERS
     place = (
         f"(long)slice * {kernel.problems * kernel.rows} + (long)problem * {kernel.rows} + {_place_of(kernel, 'row')}"
@@ -280,19 +280,19 @@ GLOBAL float* result = {kernel.output.name}_ptr + ({place}) * {pitch};
 
 def _rows_written(kernel: AttentionKernel, schedule: AttentionSchedule, opening: str, stored: str) -> str:
     """The loop over the rows of a thread: the sum of the weights of all lanes, then every column."""
-    floats, apart = SharedFloats.of(kernel, schedule), schedule.threads // schedule.lanes
+    floats, gap = SharedFloats.of(kernel, schedule), schedule.threads // schedule.lanes
     width = kernel.attention.value_size
     inverse = "    const float inverse = 1.0f / total;\n" if kernel.slices == 1 else ""
     bound = f"    if (row >= {kernel.rows}) break;\n" if kernel.rows % schedule.rows else ""
     return f"""\
 #pragma unroll
   for (int i = 0; i < {schedule.thread_rows}; ++i) {{
-    const int row = first_row + first + i * {apart};
+    const int row = first_row + first + i * {gap};
 {bound}\
     float total = 0.0f;
 #pragma unroll
     for (int x = 0; x < {schedule.lanes}; ++x)
-      total += shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + x];
+      total += shared[{floats.exchange} + (first + i * {gap}) * {schedule.lanes} + x];
 {inverse}    {opening}
 #pragma unroll
     for (int c = 0; c < {floats.width // schedule.lanes // 4}; ++c) {{

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 
 from codegen.gpu.walks.bounds import named
-from codegen.gpu.walks.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
+from codegen.gpu.walks.fragments import product_of_columns, product_of_rows, row_fragments, unseen_keys
 from codegen.gpu.walks.staged_tiles import StagedTile
-from codegen.gpu.walks.staged_walk import StagedWalk, held_rows
+from codegen.gpu.walks.staged_walk import StagedWalk, rows_in_registers
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import AttentionKernel
@@ -129,7 +129,7 @@ def queries_tile(kernel: AttentionKernel, schedule: AttentionSchedule) -> Staged
 
 
 def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
-    """How tiles come to shared memory."""
+    """Copies of tiles to shared memory."""
     attention, bounded = kernel.attention, kernel.attention.key_count % schedule.keys != 0
     walked = [
         StagedTile(
@@ -149,21 +149,21 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
     declared = "      unsigned query_fragments[FRAGMENTS][4];\n"
     logits = product_of_rows(
         "logits", _query(schedule), "keys_now + key_place", "KEY_PITCH", depth="DEPTH", step="KEYS", product=product,
-        loads="" if schedule.held else f"{declared}{own_fragments(_query(schedule), 'query_place', 'KEY_PITCH')}\n",
+        loads="" if schedule.held else f"{declared}{row_fragments(_query(schedule), 'query_place', 'KEY_PITCH')}\n",
     )  # fmt: skip
     values = product_of_columns(
         "sums", "logits", "values_now + value_place", "VALUE_PITCH", width="WIDTH", step="KEYS", product=product,
         pair=pair,
     )  # fmt: skip
     walk = _walk(schedule)
-    held = "  unsigned query_fragments[FRAGMENTS][DEPTH / 16][4];\n" if schedule.held else ""
+    query_registers = "  unsigned query_fragments[FRAGMENTS][DEPTH / 16][4];\n" if schedule.held else ""
     return f"""\
   // Where this lane finds rows of fragments: of queries, of keys (two tiles of eight), of values.
   const int query_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
   const int key_place = (lane / 16 * 8 + lane % 8) * KEY_PITCH + lane / 8 % 2 * 16;
   const int value_place = lane % 16 * VALUE_PITCH + lane / 16 * 16;
 {walk.prologue()}
-{held}  for (int number = 0; number < steps; ++number) {{
+{query_registers}  for (int number = 0; number < steps; ++number) {{
     const int step = first_step + number, first_key = step * KEYS;
 {walk.before_first()}
     float logits[FRAGMENTS][KEYS / 8][4];
@@ -208,12 +208,12 @@ def _query(schedule: AttentionSchedule) -> str:
 
 
 def _walk(schedule: AttentionSchedule) -> StagedWalk:
-    """How keys and values arrive."""
-    loads = own_fragments(_query(schedule), "query_place", "KEY_PITCH", indent="      ")
+    """Copies and waits of keys and values."""
+    loads = row_fragments(_query(schedule), "query_place", "KEY_PITCH", indent="      ")
     return StagedWalk(
         stages=schedule.stages, own="queries", first="keys", second="values", first_bytes="KEYS * KEY_PITCH",
         second_bytes="KEYS * VALUE_PITCH", first_step="first_step", step="step", number="number",
-        held=held_rows("number", loads) if schedule.held else "",
+        held=rows_in_registers("number", loads) if schedule.held else "",
     )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ _SOFTMAX = """\
 
 
 def results(kernel: AttentionKernel, pair: str) -> str:
-    """What leaves: values over the sum of their weights, a pair of elements a lane; or what a slice makes of them."""
+    """Stores of values over the sum of their weights, a pair of elements a lane; or of a slice's partial results."""
     if kernel.slices > 1:
         return _partial_results(kernel, kernel.attention.value_size)
     return f"""\
@@ -292,7 +292,7 @@ def results(kernel: AttentionKernel, pair: str) -> str:
 
 
 def _partial_results(kernel: AttentionKernel, width: int) -> str:
-    """What a slice makes of every row: weighted values, the largest logit, the sum of weights."""
+    """Results of a slice for every row: weighted values, the largest logit, the sum of weights."""
     total_rows = kernel.problems * kernel.rows
     return f"""\
 #pragma unroll

@@ -25,7 +25,7 @@ class FloatProducts:
         return self.schedule.thread_rows
 
     @property
-    def apart(self) -> int:
+    def stride(self) -> int:
         """From one row of a thread to the next."""
         return self.schedule.threads // self.schedule.lanes
 
@@ -34,7 +34,7 @@ class FloatProducts:
         """Rows of a step that a thread multiplies each of its own by."""
         return self.step // self.schedule.lanes
 
-    def of_rows(self, sums: str, own: int, walked: int, pitch: int, depth: int) -> str:
+    def of_rows(self, sums: str, tile: int, walked: int, pitch: int, depth: int) -> str:
         """Products of a thread's rows and of those it walks, ``depth`` elements each, four at a time.
 
         Args:
@@ -53,7 +53,7 @@ class FloatProducts:
       float4 rows[{self.rows}];
 #pragma unroll
       for (int i = 0; i < {self.rows}; ++i)
-        rows[i] = *(LOCAL const float4*)(shared + {own} + (first + i * {self.apart}) * {pitch} + d);
+        rows[i] = *(LOCAL const float4*)(shared + {tile} + (first + i * {self.stride}) * {pitch} + d);
 #pragma unroll
       for (int j = 0; j < {self.logits}; ++j) {{
         const float4 other =
@@ -72,7 +72,7 @@ class FloatProducts:
             columns: sums of a row that a thread has.
         """
         products = "".join(self._of_row(number, sums, pitch) for number in range(4))
-        place = f"shared + {factors} + (first + i * {self.apart}) * {factor_pitch} + walked"
+        place = f"shared + {factors} + (first + i * {self.stride}) * {factor_pitch} + walked"
         return f"""\
 #pragma unroll 2
     for (int walked = 0; walked < {self.step}; walked += 4) {{

@@ -18,7 +18,7 @@ def cleared(sums: str, width: str) -> str:
         for (int c = 0; c < 4; ++c) {sums}[m][n][c] = 0.0f;"""
 
 
-def own_fragments(fragments: str, place: str, pitch: str, *, indent: str = "    ") -> str:
+def row_fragments(fragments: str, place: str, pitch: str, *, indent: str = "    ") -> str:
     """The loads of a warp's own rows at depth ``d``, into ``fragments[m]`` as the text calls them."""
     return f"""\
 #pragma unroll
@@ -27,19 +27,20 @@ def own_fragments(fragments: str, place: str, pitch: str, *, indent: str = "    
 
 
 def _walked_load(walked: str, pitch: str, *, down: str, across: str, turn: bool) -> str:
-    """The load of a fragment of a step, the so manyth of the tile by the variables ``down`` and ``across``."""
+    """The load of a fragment of a step, at the place of the tile in the variables ``down`` and ``across``."""
     function = "load_matrix_x4_trans" if turn else "load_matrix_x4"
     return f"{function}(walked_fragment, 0, shared, {walked} + {down} * 16 * {pitch} + {across} * 32);"
 
 
 def product_of_rows(
-    sums: str, own: str, walked: str, pitch: str, *, depth: str, step: str, product: str, loads: str,
+    sums: str, warp_fragments: str, walked: str, pitch: str, *, depth: str, step: str, product: str, loads: str,
     is_turned: bool = False,
 ) -> str:  # fmt: skip
     """The product of a warp's own rows and those of a step, along the rows of both, ``depth`` elements.
 
     Args:
-        own: the fragments of a warp's own rows; ``loads`` brings those of depth ``d``, empty where they are held.
+        warp_fragments: the fragments of a warp's own rows; ``loads`` brings those of depth ``d``, empty where they are
+            held.
         walked: where a lane finds rows of the step, and ``pitch`` the bytes from one to the next.
         product: the function that multiplies fragments.
         is_turned: whether the rows of a step lie side by side: ``walked`` is where a lane finds columns of the tile.
@@ -56,8 +57,8 @@ def product_of_rows(
         {load}
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; ++m) {{
-          {product}({sums}[m][2 * n], 0, {own}, 0, walked_fragment, 0);
-          {product}({sums}[m][2 * n + 1], 0, {own}, 0, walked_fragment, 2);
+          {product}({sums}[m][2 * n], 0, {warp_fragments}, 0, walked_fragment, 0);
+          {product}({sums}[m][2 * n + 1], 0, {warp_fragments}, 0, walked_fragment, 2);
         }}
       }}
     }}"""
@@ -99,7 +100,7 @@ def product_of_columns(
 
 
 def unseen_keys(step: str, first_key: str, value: str) -> str:
-    """What logits of keys become that a row does not see, where a step has any. A row of a warp's fragments is its
+    """Logits of keys that a row does not see, where a step has any. A row of a warp's fragments is its
     lane's fourth, or eight more."""
     return f"""\
     if ({first_key} + {step} > KEYS_ALL || (CAUSAL && {first_key} + {step} > first_query + AHEAD + 1) ||

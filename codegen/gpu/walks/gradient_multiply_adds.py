@@ -78,7 +78,7 @@ class _Text:
         return GradientFloats.of(self.gradient, self.schedule)
 
     @property
-    def _apart(self) -> int:
+    def _row_stride(self) -> int:
         """From one row of a thread to the next."""
         return self.schedule.threads // self.schedule.lanes
 
@@ -157,7 +157,7 @@ class _Text:
         return f"const int thread = THREAD, lane = thread % {lanes}, first = thread / {lanes};"
 
     def _place_of(self, row: str) -> str:
-        """Where a row of queries lies: of all heads of a group one beside the other, and each head by itself."""
+        """Place of a row of queries: heads of a group side by side, and each head by itself."""
         group = self.gradient.group
         return row if group == 1 else f"({row} % {group} * {self.gradient.attention.queries} + {row} / {group})"
 
@@ -205,7 +205,7 @@ class _Text:
   float exponents[{each}], dots[{each}];
 #pragma unroll
   for (int i = 0; i < {each}; ++i) {{
-    const int row = first_row + first + i * {self._apart};
+    const int row = first_row + first + i * {self._row_stride};
     exponents[i] = row < {gradient.rows} ? L_ptr[{place}] * {twos} : 0.0f;
     dots[i] = row < {gradient.rows} ? D_ptr[{place}] : 0.0f;
   }}""",
@@ -230,8 +230,8 @@ class _Text:
         column = f"lane + j * {schedule.lanes}"
         exponent = f"shared[{floats.numbers} + {column}]" if of_keys else "exponents[i]"
         dot = f"shared[{floats.numbers + schedule.step} + {column}]" if of_keys else "dots[i]"
-        at = f"(first + i * {self._apart}) * {weight_pitch(schedule)} + {column}"
-        kept = f"\n        shared[{floats.weights} + {at}] = weight;" if of_keys else ""
+        at = f"(first + i * {self._row_stride}) * {weight_pitch(schedule)} + {column}"
+        weight_store = f"\n        shared[{floats.weights} + {at}] = weight;" if of_keys else ""
         scale = f"{self.gradient.scale / math.log(2)!r}f"
         attention = self.gradient.attention
         return f"""\
@@ -254,7 +254,7 @@ class _Text:
       for (int j = 0; j < {logits}; ++j) {{
         float weight = power_of_two(FMA(logits[i][j], {scale}, -{exponent}));
 {self._mask()}\
-        shared[{floats.slopes} + {at}] = weight * (wanted[i][j] - {dot});{kept}
+        shared[{floats.slopes} + {at}] = weight * (wanted[i][j] - {dot});{weight_store}
       }}
     }}
     BARRIER;
@@ -267,9 +267,9 @@ class _Text:
     def _mask(self) -> str:
         """Pairs that are not seen have no probability."""
         gradient, schedule, attention = self.gradient, self.schedule, self.gradient.attention
-        own = f"(first_row + first + i * {self._apart})"
+        own_row = f"(first_row + first + i * {self._row_stride})"
         walked = f"(first_walked + lane + j * {schedule.lanes})"
-        key, row = (own, walked) if gradient.is_of_keys else (walked, own)
+        key, row = (own_row, walked) if gradient.is_of_keys else (walked, own_row)
         query = f"{row} / {gradient.group}"
         unseen = []
         if gradient.walked_rows % schedule.step:
@@ -281,7 +281,7 @@ class _Text:
         return f"        if ({' || '.join(unseen)}) weight = 0.0f;\n" if unseen else ""
 
     def _stores(self) -> str:
-        """What leaves, four elements at a time."""
+        """Stores of the results, four elements at a time."""
         gradient, schedule, results = self.gradient, self.schedule, self._results
         element, ending = ELEMENTS[gradient.attention.dtype]
         total = sum(result.size for result in results)
@@ -300,7 +300,7 @@ class _Text:
         return f"""\
 #pragma unroll
   for (int i = 0; i < {schedule.thread_rows}; ++i) {{
-    const int row = first_row + first + i * {self._apart};
+    const int row = first_row + first + i * {self._row_stride};
 {bound}\
     GLOBAL {element}* result =
         {gradient.parameters[-1]}_ptr + ((long)problem * {gradient.rows} + {place}) * {total};

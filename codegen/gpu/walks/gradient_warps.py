@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
 from codegen.gpu.walks.bounds import named
-from codegen.gpu.walks.fragments import cleared, own_fragments, product_of_columns, product_of_rows, unseen_keys
+from codegen.gpu.walks.fragments import cleared, product_of_columns, product_of_rows, row_fragments, unseen_keys
 from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
@@ -63,7 +63,7 @@ class _Result:
 
 
 def _results(kernel: AttentionGradientKernel) -> list[_Result]:
-    """What blocks make, that of the gradients of logits first; with two shares either, in the same registers."""
+    """Results of the blocks, that of the gradients of logits first; with two shares either, in the same registers."""
     depth, width = kernel.attention.head_dim, kernel.attention.value_size
     first = _Result("key_sums", "wanted", "DEPTH", "keys_now + key_columns", "KEY_PITCH", depth, 0, " * FACTOR")
     second = _Result("value_sums", "logits", "WIDTH", "values_now + value_columns", "VALUE_PITCH", width, depth, "")
@@ -148,7 +148,7 @@ _PLACE_OF_KEYS = f"""\
 
 
 def _copies(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
-    """How tiles come to shared memory."""
+    """Copies of tiles to shared memory."""
     attention = kernel.attention
     tiles = []
     for is_walked in (False, True):
@@ -201,9 +201,9 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
     """The steps of a block."""
     of_keys, results = kernel.is_of_keys, _results(kernel)
     largest = "(DEPTH > WIDTH ? DEPTH : WIDTH)"
-    kept = {"sums": largest} if schedule.shares > 1 else {each.sums: each.width for each in results}
+    width_by_sums = {"sums": largest} if schedule.shares > 1 else {each.sums: each.width for each in results}
     declared = "\n".join(
-        f"  float {sums}[FRAGMENTS][{width} / 8][4];\n{cleared(sums, width)}" for sums, width in kept.items()
+        f"  float {sums}[FRAGMENTS][{width} / 8][4];\n{cleared(sums, width)}" for sums, width in width_by_sums.items()
     )
     logits = _dots("logits", "own_key_place", "KEY_PITCH", "keys_now + key_rows_place", "DEPTH", product)
     wanted = _dots("wanted", "own_value_place", "VALUE_PITCH", "values_now + value_rows_place", "WIDTH", product)
@@ -271,9 +271,9 @@ def _arrived_numbers(place: int) -> str:
     }}"""
 
 
-def _dots(sums: str, own: str, pitch: str, walked: str, depth: str, product: str) -> str:
+def _dots(sums: str, place: str, pitch: str, walked: str, depth: str, product: str) -> str:
     """The product of the block's own rows and those of a step, along the rows of both."""
-    loads = f"      unsigned own_fragment[FRAGMENTS][4];\n{own_fragments('own_fragment[m]', own, pitch)}\n"
+    loads = f"      unsigned own_fragment[FRAGMENTS][4];\n{row_fragments('own_fragment[m]', place, pitch)}\n"
     return product_of_rows(
         sums, "own_fragment[m]", walked, pitch, depth=depth, step="STEP", product=product, loads=loads
     )
@@ -331,7 +331,7 @@ def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, produ
 
 
 def _stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
-    """What leaves: a pair of elements a lane."""
+    """Stores of the results: a pair of elements a lane."""
     results = _results(kernel)
     total = sum(result.size for result in results)
     place = "row" if kernel.is_of_keys else "place_of(row)"

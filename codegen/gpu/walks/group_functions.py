@@ -117,12 +117,12 @@ def device_functions(used: set[str]) -> str:
     """The text of the functions among the names ``used``, empty where there are none."""
     texts = []
     for name in sorted(used):
-        if found := _LOGITS.fullmatch(name):
-            texts.append(_logits(found[1] == "first", int(found[2]), found[3]))
-        elif found := _VALUES.fullmatch(name):
-            texts.append(_values(int(found[1]), found[2]))
+        if match := _LOGITS.fullmatch(name):
+            texts.append(_logits(match[1] == "first", int(match[2]), match[3]))
+        elif match := _VALUES.fullmatch(name):
+            texts.append(_values(int(match[1]), match[2]))
         elif name == BESIDE:
             texts.append(_BESIDE)
-        elif found := _DONE.fullmatch(name):
-            texts.append(_done(int(found[1]), int(found[2])))
+        elif match := _DONE.fullmatch(name):
+            texts.append(_done(int(match[1]), int(match[2])))
     return "\n".join(texts)

@@ -16,14 +16,14 @@ ELEMENTS = {"float16": ("unsigned short", "f16"), "bfloat16": ("unsigned short",
 
 @dataclass(frozen=True, kw_only=True)
 class Language:
-    """What the two languages write differently.
+    """Spellings that differ between the two languages.
 
     Attributes:
-        is_opencl: whether shared memory is declared with its size, and functions stand in the kernel's own text.
+        is_opencl: True where shared memory is declared with its size, and functions stand in the kernel's own text.
         opening: in front of the kernel's name, with the ``threads`` of a block.
         pointer: a parameter, with its ``type`` and ``name``.
         shared: the declaration of shared memory, ``pieces`` times four floats.
-        words: by what texts here say, what the language says.
+        words: spellings of the language, by the word in the texts here.
     """
 
     is_opencl: bool

@@ -73,31 +73,31 @@ def _tile(kernel: ProductPair, schedule: PairSchedule, name: str) -> str:
     if load.indices[-1].axes[0] == kernel.middle:
         other = kernel.depth if name == "a_tile" else kernel.width
         return _turned(kernel, schedule, name, size, full, pitch, kernel.stride(load, other))
-    is_own = name == "x_rows"
+    is_of_x = name == "x_rows"
     rows, first, count = (
-        (schedule.rows, "first_row", kernel.rows) if is_own else (schedule.step, "first_column", kernel.middle_size)
+        (schedule.rows, "first_row", kernel.rows) if is_of_x else (schedule.step, "first_column", kernel.middle_size)
     )
     tile = FloatTile(
         tensor=load.tensor, pointer=name, width=size, full=full, pitch=pitch, rows=rows,
-        start=0 if is_own else floats.step, bound=f"row < {count}" if count % rows else "", place="row",
-        apart=kernel.stride(load, kernel.row if is_own else kernel.middle),
+        start=0 if is_of_x else floats.step, bound=f"row < {count}" if count % rows else "", place="row",
+        apart=kernel.stride(load, kernel.row if is_of_x else kernel.middle),
     )  # fmt: skip
     return tile.copy(first, 0, schedule.threads, ending)
 
 
 def _turned(
-    kernel: ProductPair, schedule: PairSchedule, name: str, size: int, full: int, pitch: int, apart: int
+    kernel: ProductPair, schedule: PairSchedule, name: str, size: int, full: int, pitch: int, stride: int
 ) -> str:
-    """The copy of a tile whose rows, of ``size`` elements, lie one element beside the other in memory: neighbouring
+    """The copy of a tile whose rows, of ``size`` elements, have adjacent elements in memory: neighbouring
     threads read neighbouring rows, four elements each."""
     threads, step, middle = schedule.threads, schedule.step, kernel.middle_size
     count = step * full // 4
-    is_rest = count % threads != 0
+    is_partial = count % threads != 0
     inside = [f"column < {middle}"] * (middle % step != 0) + [f"piece < {size}"] * (full != size)
-    inside += [f"at < {count}"] * is_rest
+    inside += [f"at < {count}"] * is_partial
     read = READ[kernel.dtype]
     fetched = "\n".join(
-        f"        value.{part} = {read.format(f'{name}[(long)(piece + {at}) * {apart} + column]')};"
+        f"        value.{part} = {read.format(f'{name}[(long)(piece + {at}) * {stride} + column]')};"
         for at, part in enumerate("xyzw")
     )
     return f"""\
@@ -109,7 +109,7 @@ def _turned(
       {f"if ({' && '.join(inside)}) " if inside else ""}{{
 {fetched}
       }}
-      {f"if (at < {count}) " * is_rest}\
+      {f"if (at < {count}) " * is_partial}\
 *(LOCAL float4*)(shared + {pair_floats(kernel, schedule).step} + tile_row * {pitch} + piece) = value;
     }}"""
 
@@ -146,7 +146,7 @@ def _walk(kernel: ProductPair, schedule: PairSchedule) -> str:
 
 
 def _inner(kernel: ProductPair, schedule: PairSchedule, products: FloatProducts) -> str:
-    """What elements of H become, where all threads of a row find them; nothing beyond the columns there are."""
+    """Elements of H, where all threads of a row find them; nothing beyond the columns there are."""
     floats, lanes = pair_floats(kernel, schedule), schedule.lanes
     row, column, value = "first_row + tile_row", f"first_column + lane + j * {lanes}", inner_text(kernel)
     if kernel.rows % schedule.rows:
@@ -157,7 +157,7 @@ def _inner(kernel: ProductPair, schedule: PairSchedule, products: FloatProducts)
     return f"""\
 #pragma unroll
     for (int i = 0; i < {products.rows}; ++i) {{
-      const int tile_row = first + i * {products.apart}, row = {row};
+      const int tile_row = first + i * {products.stride}, row = {row};
 #pragma unroll
       for (int j = 0; j < {products.logits}; ++j) {{
         const int column = {column};

@@ -1,4 +1,4 @@
-"""What a pair of products does with single elements, and where they lie, as text that CUDA and OpenCL C share."""
+"""Point-wise work of a pair of products, and the places of elements, as text that CUDA and OpenCL C share."""
 
 from __future__ import annotations
 

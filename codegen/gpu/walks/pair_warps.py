@@ -8,7 +8,7 @@ through what is done with each of them, then rounded to 16 bits.
 from __future__ import annotations
 
 from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
-from codegen.gpu.walks.fragments import cleared, own_fragments, product_of_columns, product_of_rows
+from codegen.gpu.walks.fragments import cleared, product_of_columns, product_of_rows, row_fragments
 from codegen.gpu.walks.pair_pointwise import (
     SUM,
     batch_places,
@@ -20,7 +20,7 @@ from codegen.gpu.walks.pair_pointwise import (
     problem_start,
 )
 from codegen.gpu.walks.staged_tiles import StagedTile
-from codegen.gpu.walks.staged_walk import StagedWalk, held_rows
+from codegen.gpu.walks.staged_walk import StagedWalk, rows_in_registers
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
@@ -80,8 +80,8 @@ def _constants(kernel: ProductPair, schedule: PairSchedule) -> str:
 
 
 def _copies(kernel: ProductPair, schedule: PairSchedule) -> str:
-    """How tiles come to shared memory."""
-    own = StagedTile(
+    """Copies of tiles to shared memory."""
+    x_tile = StagedTile(
         tensor="x_rows", width=kernel.depth_size, full="DEPTH", rows=schedule.rows, pitch="X_PITCH", start="0",
         first="first_row", bound="ROWS_ALL", is_bounded=kernel.rows % schedule.rows != 0, is_walked=False,
         is_grouped=False, apart=kernel.stride(kernel.own, kernel.row),
@@ -91,13 +91,13 @@ def _copies(kernel: ProductPair, schedule: PairSchedule) -> str:
         _factor(kernel, schedule, "a", first, kernel.depth, is_turned=kernel.is_first_turned),
         _factor(kernel, schedule, "b", second, kernel.width, is_turned=kernel.is_second_turned),
     ]
-    return "\n".join(tile.copy(schedule.threads) for tile in (own, *walked))
+    return "\n".join(tile.copy(schedule.threads) for tile in (x_tile, *walked))
 
 
 def _factor(
     kernel: ProductPair, schedule: PairSchedule, name: str, tile: StagedFactor, other: str, *, is_turned: bool
 ) -> StagedTile:
-    """A tile of A or B, whose axis beside H's columns is ``other``; turned it has a part of every row there is."""
+    """A tile of A or B, whose axis besides H's columns is ``other``; turned it has a part of every row there is."""
     load = kernel.first if name == "a" else kernel.second
     size, full = (kernel.depth_size, "DEPTH") if name == "a" else (kernel.width_size, "WIDTH")
     is_cut = kernel.middle_size % schedule.step != 0
@@ -118,15 +118,15 @@ def _factor(
 def _walk(kernel: ProductPair, schedule: PairSchedule) -> str:
     """The walk along H's columns: two products a step, and what is done with every element between them."""
     product, pair = PRODUCTS[kernel.dtype]
-    own = "x_fragments[m][d]" if schedule.held else "x_fragments[m]"
-    loads = own_fragments(own, "x_place", "X_PITCH", indent="      " if schedule.held else "    ")
+    x_fragments = "x_fragments[m][d]" if schedule.held else "x_fragments[m]"
+    loads = row_fragments(x_fragments, "x_place", "X_PITCH", indent="      " if schedule.held else "    ")
     walk = StagedWalk(
         stages=schedule.stages, own="x_rows", first="a_tiles", second="b_tiles", first_bytes="A_BYTES",
         second_bytes="B_BYTES", first_step="0", step="step", number="step",
-        held=held_rows("step", loads) if schedule.held else "",
+        held=rows_in_registers("step", loads) if schedule.held else "",
     )  # fmt: skip
     middle = product_of_rows(
-        "middle", own, "a_tiles_now + a_place", "A_PITCH", depth="DEPTH", step="STEP", product=product,
+        "middle", x_fragments, "a_tiles_now + a_place", "A_PITCH", depth="DEPTH", step="STEP", product=product,
         loads="" if schedule.held else f"      unsigned x_fragments[FRAGMENTS][4];\n{loads}\n",
         is_turned=kernel.is_first_turned,
     )  # fmt: skip
@@ -171,7 +171,7 @@ def _column(kernel: ProductPair, schedule: PairSchedule) -> str:
 
 
 def _fetched(kernel: ProductPair, schedule: PairSchedule) -> str:
-    """What columns of H need of other tensors, under way before the step waits for its copies."""
+    """Elements of other tensors that columns of H need, under way before the step waits for its copies."""
     texts = [
         f"""\
     float fetched_{number}[STEP / 8][2];
@@ -188,7 +188,7 @@ def _fetched(kernel: ProductPair, schedule: PairSchedule) -> str:
 
 
 def _inner(kernel: ProductPair, schedule: PairSchedule) -> str:
-    """What elements of H become; nothing in columns beyond those there are, where another tensor's elements would make
+    """Elements of H; nothing in columns beyond those there are, where another tensor's elements would make
     something of them."""
     fetched = {tensor: f"fetched_{number}[n][j]" for number, (tensor, _) in enumerate(column_loads(kernel))}
     text = inner_text(kernel, fetched, is_rounded=True)
@@ -216,7 +216,7 @@ def _inner(kernel: ProductPair, schedule: PairSchedule) -> str:
 
 
 def _results(kernel: ProductPair) -> str:
-    """What leaves: sums through the final statement, a pair of elements a lane."""
+    """Stores of sums through the final statement, a pair of elements a lane."""
     _, pair = PRODUCTS[kernel.dtype]
     load = output_load(kernel)
     start = f"{problem_start(kernel, load, 'long long')} + (long long)row * {kernel.stride(load, kernel.row)}"

@@ -51,13 +51,13 @@ class StagedTile:
         """A lambda that copies the tile."""
         arguments = "int step, int buffer" if self.is_walked else ""
         paced = self.is_walked and not self.is_grouped and self._pieces_paced(threads)
-        body = self._guarded(paced) if self._whole or not paced else ""
+        body = self._guarded(paced) if self._inside_condition or not paced else ""
         if paced:
-            body = f"{self._plain(threads)}{body}"
+            body = f"{self._unguarded(threads)}{body}"
         return f"  auto copy_{self.tensor} = [&]({arguments}) {{\n{body}  }};"
 
     @property
-    def _whole(self) -> str:
+    def _inside_condition(self) -> str:
         """The condition that no part of a tile is beyond what there is; empty where it always holds."""
         rows = [f"{self.first} + {self.rows} <= {self.bound}"] if self.is_bounded else []
         columns = [f"{self.column} + {self.width} <= {self.last_column}"] if self.last_column else []
@@ -69,9 +69,9 @@ class StagedTile:
         return f"{self.apart or self.width}{f' + {self.column}' if self.column else ''}"
 
     def _pieces_paced(self, threads: int) -> bool:
-        """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
-        apart = threads // self._pieces_beside(threads)
-        return self.width == padded(self.width) and self.rows % apart == 0
+        """True if a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
+        row_step = threads // self._pieces_beside(threads)
+        return self.width == padded(self.width) and self.rows % row_step == 0
 
     def _pieces_beside(self, threads: int) -> int:
         """Pieces of a row that as many threads copy at once."""
@@ -79,8 +79,8 @@ class StagedTile:
 
     def _copied(self, row: int, piece: int) -> str:
         """The copy of ``row`` rows and ``piece`` pieces behind a thread's first."""
-        apart, more = f"{row} * {self.pitch} + {16 * piece}", row * 2 * (self.apart or self.width) + 16 * piece
-        return f"  copy_async_16_apart(shared, to, {apart}, from, {more});"
+        shared_offset, more = f"{row} * {self.pitch} + {16 * piece}", row * 2 * (self.apart or self.width) + 16 * piece
+        return f"  copy_async_16_apart(shared, to, {shared_offset}, from, {more});"
 
     @property
     def _place(self) -> str:
@@ -90,7 +90,7 @@ class StagedTile:
             return f"{panel} + (piece % {PANEL_PIECES} ^ tile_row % 8) * {PIECE_BYTES}"
         return f"tile_row * {self.pitch} + piece * {PIECE_BYTES}"
 
-    def _plain(self, threads: int) -> str:
+    def _unguarded(self, threads: int) -> str:
         """Copies of a whole tile: one address, and constants from there."""
         pieces = self.width // 8
         beside = self._pieces_beside(threads)
@@ -100,10 +100,10 @@ class StagedTile:
             for piece in range(0, pieces, beside)
         ]
         place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
-        pad = "  " * (2 + bool(self._whole))
+        pad = "  " * (2 + bool(self._inside_condition))
         body = "".join(f"{pad[2:]}{line}\n" for line in lines)
-        opening = f"    if ({self._whole}) {{\n" if self._whole else ""
-        closing = "      return;\n    }\n" if self._whole else ""
+        opening = f"    if ({self._inside_condition}) {{\n" if self._inside_condition else ""
+        closing = "      return;\n    }\n" if self._inside_condition else ""
         return (
             f"{opening}{pad}{place}\n"
             f"{pad}const int to = {self.start} + {self._place};\n"
@@ -112,7 +112,7 @@ class StagedTile:
             f"{body}{closing}"
         )
 
-    def _guarded(self, is_rest: bool) -> str:
+    def _guarded(self, is_fallback: bool) -> str:
         """Copies piece by piece, zeros beyond the rows and the columns that there are."""
         inside = [f"row < {self.bound}"] * self.is_bounded
         inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
@@ -121,7 +121,7 @@ class StagedTile:
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
         # Addresses of a whole tile step by step would take the registers of the loop that they are computed in.
         is_partly = self.is_swizzled or (self.is_walked and (self.is_grouped or self.apart > 0))
-        unrolled = " 1" if is_rest else " 4" if is_partly else ""
+        unrolled = " 1" if is_fallback else " 4" if is_partly else ""
         return f"""\
     constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
 #pragma unroll{unrolled}

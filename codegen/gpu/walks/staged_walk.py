@@ -1,4 +1,4 @@
-"""How two tiles arrive that a step multiplies one after the other, while warps multiply what came before."""
+"""Arrival of two tiles that a step multiplies one after the other, while warps multiply what came before."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StagedWalk:
     held: str
 
     def prologue(self) -> str:
-        """What is under way before the first step."""
+        """Copies under way before the first step."""
         names = (self.first,) if self.stages == 1 else (self.first, self.second)
         first = "\n    ".join(f"copy_{name}({self.first_step}, 0);" for name in names)
         return f"""\
@@ -76,8 +76,8 @@ class StagedWalk:
     }}"""
 
 
-def held_rows(number: str, loads: str) -> str:
-    """What brings a warp's own rows into registers at the first step, ``loads`` those of depth ``d``."""
+def rows_in_registers(number: str, loads: str) -> str:
+    """Loads of a warp's own rows into registers at the first step, ``loads`` those of depth ``d``."""
     return f"""
     if ({number} == 0) {{
 #pragma unroll

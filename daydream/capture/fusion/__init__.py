@@ -1,1 +1,1 @@
-"""What TorchInductor would fuse of a captured step."""
+"""Fusion of a captured step as TorchInductor would do it."""

@@ -39,24 +39,24 @@ def lowered(capture: Capture, regions: Sequence[int] | None) -> tuple[Capture, l
 def _without_biases(capture: Capture, regions: Sequence[int] | None) -> tuple[Capture, list[int] | None]:
     operators: list[CapturedOperator] = []
     places: list[int] = []
-    kept: list[int] = []
+    kept_regions: list[int] = []
     for index, operator in enumerate(capture.operators):
         places.append(len(operators))
         is_compiled = regions is None or regions[index] != NONE
         made = _peeled(operator) if is_compiled else (operator,)
         operators += made
-        kept += [regions[index] if regions is not None else 0] * len(made)
+        kept_regions += [regions[index] if regions is not None else 0] * len(made)
     moved = tuple(
         replace(each, forward=places[each.forward]) if each.forward != NONE else each for each in operators
     )  # fmt: skip
-    return replace(capture, operators=moved), kept if regions is not None else None
+    return replace(capture, operators=moved), kept_regions if regions is not None else None
 
 
 def _peeled(operator: CapturedOperator) -> tuple[CapturedOperator, ...]:
     """A convolution and the addition of its bias, which it has no more."""
     bias = operator.inputs.tensor(2)
-    is_known = len(operator.read) == 3 and len(operator.written) == 1 and len(operator.outputs) == 1
-    if operator.name != _CONVOLUTION or bias is None or not is_known:
+    is_simple = len(operator.read) == 3 and len(operator.written) == 1 and len(operator.outputs) == 1
+    if operator.name != _CONVOLUTION or bias is None or not is_simple:
         return (operator,)
     output = operator.outputs[0]
     tensors = (*operator.inputs.tensors[:2], None, *operator.inputs.tensors[3:])
@@ -87,7 +87,7 @@ class _Window:
 
 
 def _wants_channels_last(operators: Sequence[CapturedOperator], *, training: bool) -> bool:
-    """Whether a graph of these operators has its images in NHWC."""
+    """True if a graph of these operators has its images in NHWC."""
     windows = [_window(each) for each in operators if each.name == _CONVOLUTION and each.inputs.tensor(1) is not None]
     if not windows or len(operators) >= _MOST_NODES * len(windows):
         return False
@@ -132,7 +132,7 @@ def _channels_last(capture: Capture, inside: set[int]) -> Capture:
 
 
 def _is_depthwise(operator: CapturedOperator) -> bool:
-    """Whether there is a channel per group, which kernels of PyTorch take as they lie."""
+    """True if there is a channel per group, which kernels of PyTorch take as they lie."""
     weights = operator.inputs.tensor(1 if operator.name == _CONVOLUTION else 2)
     return weights is not None and weights.dims[1] == 1 and operator.inputs.value(8) not in (1, None)
 

@@ -34,7 +34,7 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is an operator that stays as it is."""
+        """True if it is an operator that stays as it is."""
         return self.kind is Kind.WHOLE
 
     @property
@@ -100,7 +100,7 @@ class _Grouping:
         return not self._is_between(one, other) and not self._is_between(other, one)
 
     def _gathers_from(self, one: Group, other: Group) -> bool:
-        """Whether a loop of one group reads other elements of what the other group makes."""
+        """True if a loop of one group reads other elements of what the other group makes."""
         for reader, maker in ((one, other), (other, one)):
             made = {value for node in maker.nodes for value in node.writes}
             if any(node.part.gathers and not made.isdisjoint(node.reads) for node in reader.nodes):
@@ -108,7 +108,7 @@ class _Grouping:
         return False
 
     def _fits(self, one: Group, other: Group) -> bool:
-        """Whether two groups run over the same elements."""
+        """True if two groups run over the same elements."""
         point, reduction = (one, other) if one.kind is Kind.POINT else (other, one)
         if point.kind is not Kind.POINT:
             return (one.kind, one.rows, one.columns) == (other.kind, other.rows, other.columns)
@@ -121,19 +121,19 @@ class _Grouping:
         return point.rows == reduction.rows * reduction.columns and self._feeds_alone(point, reduction)
 
     def _of_all(self, point: Group, reduction: Group) -> bool:
-        """Whether a loop runs over the results of a reduction, behind it."""
+        """True if a loop runs over the results of a reduction, behind it."""
         made = {value for node in reduction.nodes for value in node.writes}
         return any(not made.isdisjoint(node.reads) for node in point.nodes)
 
     def _feeds_alone(self, point: Group, reduction: Group) -> bool:
-        """Whether nobody else reads what a group makes for a reduction of columns."""
+        """True if no other group reads what a group makes for a reduction of columns."""
         return all(
             reader in reduction.nodes or reader in point.nodes
             for node in point.nodes for value in node.writes for reader in value.readers
         ) and all(not value.last or value.readers for node in point.nodes for value in node.writes)  # fmt: skip
 
     def _is_between(self, one: Group, other: Group) -> bool:
-        """Whether a third group needs what the first makes, and the second needs what that one makes."""
+        """True if a third group needs what the first makes, and the second needs what that one makes."""
         waiting = [
             group for node in other.nodes for each in node.after
             if (group := self._of[each]) is not one and group is not other
@@ -163,5 +163,5 @@ def _index(node: Node) -> int:
 
 
 def _is_whole_read(value: Value, one: Node, other: Node) -> bool:
-    """Whether two loops read a value as the same tensor, so that its elements are read once."""
+    """True if two loops read a value as the same tensor, so that its elements are read once."""
     return one.reads[value] == other.reads.get(value)

@@ -1,18 +1,18 @@
-"""What TorchInductor would fuse of a captured step, said as the assumption that it is.
+"""Fusion of a captured step as TorchInductor would do it, an assumption and declared as one.
 
 The rules are those of its scheduler (``torch/_inductor/scheduler.py``, ``codegen/simd.py``), which joins loops
 
 - one of which reads what the other writes, or which read the same tensor,
 - that run over the same elements: equal numbers of them, or a reduction of rows and loops over all its elements before
   or behind it (a softmax or a norm takes in what its input is made of and what is made of its result); a reduction of
-  columns takes in a loop before it whose result nobody else reads,
+  columns takes in a loop before it whose result no other reads,
 - where no operator between them needs one and makes what the other needs.
 
 Views vanish. Products, convolutions, attention, scatters and sorts stay calls of libraries or kernels as they are.
 Products keep the biases that they add, those of convolutions become loops, and images lie with their channels last
 where Inductor's rule says so (:mod:`daydream.capture.fusion.convolutions`). A kernel of fused loops reads what lies
 outside and writes what is read outside, later, or after the step. Masks of dropout are written, a byte each, as
-Inductor does unless told otherwise.
+Inductor does by default.
 
 A loop of few tensors is made again in each kernel that reads it rather than written (``realize_reads_threshold``), and
 AOTAutograd's partitioner computes cheap results again in the backward pass instead of keeping them. Here one is
@@ -69,12 +69,12 @@ def fused(capture: Capture, regions: Sequence[int] | None = None) -> Capture:
     group_of = {node: group for group in groups for node in group.nodes}
     values = list(dict.fromkeys(value for node in nodes for value in (*node.reads, *node.writes)))
     stored = _Stored(capture, values, group_of)
-    kept = [group for group in _ordered(groups, group_of) if group.is_whole or stored.outputs(group)]
+    remaining = [group for group in _ordered(groups, group_of) if group.is_whole or stored.outputs(group)]
     numbers: dict[int, int] = {}
-    for number, group in enumerate(kept):
+    for number, group in enumerate(remaining):
         for node in group.nodes:
             numbers.setdefault(node.index, number)
-    operators = [_operator(capture, group, stored, numbers) for group in kept]
+    operators = [_operator(capture, group, stored, numbers) for group in remaining]
     return replace(
         capture,
         operators=tuple(_with_lives(capture, operators)),
@@ -126,7 +126,7 @@ class _Stored:
         return [node for node in value.readers if self._group_of[node] is not group]
 
     def _leaves_again(self, value: Value) -> Reads | None:
-        """What a value is made from again by those that read it; None where it is written."""
+        """Values from which its readers compute a value again; None where it is written."""
         writer = value.writer
         if writer is None or value in self._kept or value.tensor is None or not self._can_be_made_again(value):
             return None
@@ -158,7 +158,7 @@ class _Stored:
         return is_loop and is_all and not _is_random(self._capture, writer)
 
     def _lives(self, leaf: Value, value: Value) -> bool:
-        """Whether a value is there in the backward pass anyway."""
+        """True if a value is there in the backward pass anyway."""
         return (
             leaf is value
             or leaf in self._kept
@@ -167,7 +167,7 @@ class _Stored:
         )
 
     def _leaves(self, value: Value) -> Reads:
-        """What a value is made of that lies in memory."""
+        """Values in memory that a value is computed from."""
         writer = value.writer
         assert writer is not None
         group = self._group_of[writer]
@@ -203,7 +203,7 @@ class _Stored:
         return written
 
     def _is_written(self, value: Value) -> bool:
-        # What nobody reads is a result of the model, or statistics beside one.
+        # A value without readers is a result of the model, or statistics of one.
         is_result = not value.readers and value.position == 0
         return value in self._kept or value in self._needed or bool(self._outside(value)) or is_result
 
@@ -215,14 +215,14 @@ class _Stored:
                 if value.writer is not None and self._group_of[value.writer] is group:
                     continue
                 for source, parts in self._again.get(value, {value: tensors}).items():
-                    known = reads.setdefault(source, [])
+                    parts_of_source = reads.setdefault(source, [])
                     parts = [_one_of_each_row(part) if node.part.sparse else _picked(part, node) for part in parts]
-                    known.extend(part for part in parts if part not in known or len(parts) > 1)
+                    parts_of_source.extend(part for part in parts if part not in parts_of_source or len(parts) > 1)
         return reads
 
 
 def _picked(tensor: RecordedTensor, node: Node) -> RecordedTensor:
-    """What is read of a tensor whose elements an index picks: no more than are made."""
+    """Elements read of a tensor whose elements an index picks: no more than are made."""
     if not node.part.picks or tensor.elements <= node.part.rows:
         return tensor
     return RecordedTensor((node.part.rows,), tensor.dtype)

@@ -16,7 +16,7 @@ Positions = tuple[int, ...]
 
 
 class Kind(Enum):
-    """How a loop runs over its data.
+    """Ways of a loop over its data.
 
     ``ROWS`` reduces the axes that lie closest in memory, so that a block holds a whole row and goes on with its
     elements; ``COLUMNS`` reduces others (the gradient of a bias), which blocks share: nothing that needs all elements
@@ -145,14 +145,16 @@ def _reduction(operator: CapturedOperator) -> tuple[Part, ...]:
 
 
 def _closest(dims: tuple[int, ...], strides: tuple[int, ...], reduced: set[int]) -> bool:
-    """Whether the reduced axes are those with the smallest strides.
+    """True if the reduced axes are those with the smallest strides.
 
     >>> _closest((8, 16, 32), (512, 32, 1), {2}), _closest((8, 16, 32), (512, 32, 1), {0, 1})
     (True, False)
     """
-    kept = [strides[axis] for axis in range(len(dims)) if axis not in reduced and dims[axis] > 1 and strides[axis] > 0]
+    remaining_strides = [
+        strides[axis] for axis in range(len(dims)) if axis not in reduced and dims[axis] > 1 and strides[axis] > 0
+    ]
     away = [strides[axis] for axis in reduced if dims[axis] > 1]
-    return not kept or not away or max(away) < min(kept)
+    return not remaining_strides or not away or max(away) < min(remaining_strides)
 
 
 def _softmax(operator: CapturedOperator, stem: str) -> tuple[Part, ...]:

@@ -17,7 +17,7 @@ _OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_", "aten::ber
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Value:
-    """What a storage holds from one writing to the next.
+    """Contents of a storage from one writing to the next.
 
     Attributes:
         storage: its number.
@@ -149,16 +149,16 @@ def tensors_by_storage(tensors: Sequence[RecordedTensor], storages: Sequence[int
     >>> [len(tensors) for tensors in tensors_by_storage([a, a, b], [7, 8]).values()]
     [2, 1]
     """
-    known: dict[RecordedTensor, int] = {}
+    storage_of: dict[RecordedTensor, int] = {}
     by_storage: dict[int, list[RecordedTensor]] = {}
     waiting = list(storages)
     for place, tensor in enumerate(tensors):
         spare = len(tensors) - place > len(waiting)
-        if (tensor in known and spare) or not waiting:
-            storage = known.get(tensor, storages[-1] if storages else -1)
+        if (tensor in storage_of and spare) or not waiting:
+            storage = storage_of.get(tensor, storages[-1] if storages else -1)
         else:
             storage = waiting.pop(0)
-        known[tensor] = storage
+        storage_of[tensor] = storage
         by_storage.setdefault(storage, []).append(tensor)
     by_storage.pop(-1, None)
     return by_storage

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from daydream.capture.failures import failures_told
+from daydream.capture.failures import failures_as_errors
 from daydream.capture.options import OPTIMIZERS
 from daydream.capture.pytorch.arguments import tensors_in
 from daydream.capture.pytorch.step import Subject
@@ -41,15 +41,17 @@ def file_subject(
         if each.default is each.empty and key not in given and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]  # fmt: skip
     if missing:
-        known = [f"--{key}" for key in missing if key in sizes]
-        raise InputError(title, f"needs {listed(missing)}", f"add {listed(known)}" if known else "give it a default")
-    with failures_told(title, path), torch.device("meta"):
+        options = [f"--{key}" for key in missing if key in sizes]
+        raise InputError(
+            title, f"needs {listed(missing)}", f"add {listed(options)}" if options else "give it a default"
+        )
+    with failures_as_errors(title, path), torch.device("meta"):
         result = function(**given)
     parts = _parts(title, result)
     model = parts["model"]
     if "inputs" not in parts:
-        return _known_inputs(title, model, path, batch=batch, sequence=sequence, image=image, training=training)
-    with failures_told(title, path):
+        return _inputs_by_size(title, model, path, batch=batch, sequence=sequence, image=image, training=training)
+    with failures_as_errors(title, path):
         model = model.to("meta")
         inputs = _on_meta(parts["inputs"])
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
@@ -80,7 +82,7 @@ def _function(path: Path, name: str) -> Any:
 
 
 def _parts(title: str, result: Any) -> dict[str, Any]:
-    """What the function returned by the names of its parts."""
+    """Results of the function by the names of its parts."""
     if isinstance(result, torch.nn.Module):
         return {"model": result}
     if isinstance(result, Mapping):
@@ -107,7 +109,7 @@ def _parts(title: str, result: Any) -> dict[str, Any]:
     return parts
 
 
-def _known_inputs(title: str, model: Any, path: Path, **sizes: Any) -> Subject:
+def _inputs_by_size(title: str, model: Any, path: Path, **sizes: Any) -> Subject:
     """A model alone, whose inputs follow from what it is."""
     from daydream.capture.models import hugging_face
 

@@ -15,15 +15,15 @@ from unittest.mock import patch
 
 import torch
 
-from daydream.capture.failures import failures_told
+from daydream.capture.failures import failures_as_errors
 from daydream.capture.models.torchvision_operators import import_torchvision
 from daydream.capture.pytorch.step import Subject
 from hal.support.errors import InputError, listed
 
-#: Tokens of a text where nobody says.
+#: Tokens of a text by default.
 SEQUENCE = 128
 
-#: Samples of sound where nobody says: ten seconds at 16 kHz.
+#: Samples of sound by default: ten seconds at 16 kHz.
 _SOUND = 160_000
 
 _CONFIG = "config.json"
@@ -60,7 +60,7 @@ def hugging_face_subject(
     config = _configuration(path)
     builder = _builder(path, config, class_name)
     title = f"hf:{path}"
-    with failures_told(title), torch.device("meta"):
+    with failures_as_errors(title), torch.device("meta"):
         # ``torch.Tensor(size)`` makes some parameters on the host, whatever the default device is.
         model = _built(builder, config, "eager" if attention in ("math", "eager") else None).to("meta")
     return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
@@ -70,7 +70,7 @@ def subject_of_model(
     model: Any, title: str, *, batch: int | None, sequence: int | None, image: int | None, training: bool
 ) -> Subject:
     """A model of transformers with the inputs that its kind takes."""
-    with failures_told(title), torch.device("meta"):
+    with failures_as_errors(title), torch.device("meta"):
         inputs, assumed = _inputs(model, batch or 1, sequence, image, training)
     return Subject(title=title, model=model, kwargs=inputs, batch=batch or 1, optimizer="adamw", assumed=tuple(assumed))
 
@@ -91,9 +91,9 @@ def _configuration(path: Path) -> Any:
         close = difflib.get_close_matches(kind, CONFIG_MAPPING.keys(), n=3, cutoff=0.6)
         remedy = f"did you mean {listed(close)}?" if close else "models whose code lies beside them are not run"
         raise InputError(f"{path}: model_type", f"transformers knows no {kind!r}", remedy)
-    with failures_told(str(path)):
+    with failures_as_errors(str(path)):
         config = CONFIG_MAPPING[kind].from_json_file(path)
-        # The type of the elements is the user's choice, and code beside the file is never run.
+        # The type of the elements is the user's choice, and code in the file's folder is never run.
         config.dtype = torch.float32
         config.__dict__.pop("auto_map", None)
         return config
@@ -158,7 +158,7 @@ def positions_without_data() -> Iterator[None]:
 def _inputs(
     model: Any, batch: int, sequence: int | None, image: int | None, training: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a model takes, by the name of its main input, and what is assumed of it."""
+    """Inputs of a model, by the name of its main input, and what is assumed of them."""
     parameters = inspect.signature(model.forward).parameters
     config, main = model.config, model.main_input_name
     inputs: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from daydream.capture.failures import failures_told
+from daydream.capture.failures import failures_as_errors
 from daydream.capture.models.torchvision_operators import import_torchvision
 from daydream.capture.pytorch.step import Subject
 from hal.support.errors import InputError, listed
@@ -33,7 +33,7 @@ def timm_subject(name: str, *, batch: int | None, image: int | None, training: b
         close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3, cutoff=0.6)
         near = f"did you mean {listed(close)}?" if close else "timm.list_models() has all names"
         raise InputError(title, "timm has no model of this name", near)
-    with failures_told(title), torch.device("meta"):
+    with failures_as_errors(title), torch.device("meta"):
         model = _created(name, image)
         config = model.pretrained_cfg
         channels, *usual = config["input_size"]

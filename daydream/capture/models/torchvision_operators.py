@@ -26,9 +26,9 @@ def import_torchvision() -> Any:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for schema in _SCHEMAS:
             library.define(schema)
-        _KEPT.append(library)
+        _LIBRARIES.append(library)
         import torchvision
     return torchvision
 
 
-_KEPT: list[Any] = []
+_LIBRARIES: list[Any] = []

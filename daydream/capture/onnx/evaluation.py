@@ -28,7 +28,7 @@ _RANDOM = frozenset({"RandomNormalLike", "RandomUniformLike", "Dropout"})
 _WEIGHT_NAMES = ("input", "weight", "bias", "running_mean", "running_var")
 
 
-class Held(NamedTuple):
+class ParameterPlace(NamedTuple):
     """A parameter or buffer: the module that holds it, and its name there."""
 
     scope: str
@@ -40,9 +40,9 @@ class Step(NamedTuple):
 
     Attributes:
         operator: of the node.
-        call: what it is told.
+        call: its arguments besides the inputs.
         scope: path of its module.
-        slots: its inputs: the name of a value, a :class:`Held`, or a constant.
+        slots: its inputs: the name of a value, a :class:`ParameterPlace`, or a constant.
         outputs: names of its results.
     """
 
@@ -86,7 +86,7 @@ class Evaluation:
         self._file = file
         self._rebatched = rebatched
         self.steps: list[Step] = []
-        self.held: dict[Held, torch.Tensor] = {}
+        self.held: dict[ParameterPlace, torch.Tensor] = {}
         self.reshapes: dict[str, tuple[int, torch.Size]] = {}
         # Values by ONNX's name: on the CPU where they are known.
         self._values: dict[str, torch.Tensor] = {}
@@ -147,9 +147,9 @@ class Evaluation:
 
     def _hold(self, name: str, tensor: torch.Tensor, scope: str, title: str) -> None:
         number = 2
-        place = Held(scope, title)
+        place = ParameterPlace(scope, title)
         while place in self.held:
-            place, number = Held(scope, f"{title}_{number}"), number + 1
+            place, number = ParameterPlace(scope, f"{title}_{number}"), number + 1
         self.held[place] = tensor
         self._slots[name] = place
 
@@ -178,9 +178,9 @@ class Evaluation:
         for each in inner:
             if each.kind not in OPERATORS and each.kind not in ("Constant", "If"):
                 raise self._error(each.name, f"is a {each.kind}, which is not supported")
-        numbers_here, weights_here, _ = _uses(inner)
-        self._as_numbers |= numbers_here
-        self._as_weights |= weights_here
+        as_numbers, as_weights, _ = _uses(inner)
+        self._as_numbers |= as_numbers
+        self._as_weights |= as_weights
         return (*(replace(each, scope=node.scope) for each in inner), *ends)
 
     def _evaluate(self, node: Node) -> None:
@@ -213,11 +213,11 @@ class Evaluation:
             raise self._error(node.name, problem) from None
 
     def _run(self, node: Node, step: Step, inputs: list[torch.Tensor | None]) -> None:
-        known = node.kind not in _RANDOM and all(each is None or not each.is_meta for each in inputs)
+        is_constant = node.kind not in _RANDOM and all(each is None or not each.is_meta for each in inputs)
         arguments, slots = self._arguments(node, step.operator, inputs, self._target(node, inputs))
         # On no data first, which tells the sizes of the results before memory is taken for them.
-        named = {} if known and node.kind == "NonZero" else step.named(step.run(arguments, "meta", False, None))
-        if known and all(each.numel() <= VALUE_LIMIT for each in named.values()):
+        named = {} if is_constant and node.kind == "NonZero" else step.named(step.run(arguments, "meta", False, None))
+        if is_constant and all(each.numel() <= VALUE_LIMIT for each in named.values()):
             named = step.named(step.run(inputs, "cpu", False, None))
         if not any(each.is_meta for each in named.values()):
             self._values.update(named)
@@ -288,20 +288,20 @@ class Evaluation:
         raise self._error(node.name, "is a Constant that is no tensor of numbers")
 
     def _is_weight(self, node: Node) -> bool:
-        """Whether a constant of a size that the file holds stands for a weight: onnx's own tests are without any."""
+        """True if a constant of a size that the file holds stands for a weight: onnx's own tests are without any."""
         name = node.inputs[0]
         value = node.attributes.get("value")
         return name in self._file.weights and (value is None or value.is_floating_point())
 
     def _prune(self) -> None:
-        """Takes out steps whose results nobody reads, and what only they held."""
+        """Takes out steps whose results are not read, and tensors that only they read."""
         needed = {slot for slot in self.outputs if slot is not None}
-        kept = []
+        steps = []
         for step in reversed(self.steps):
             if any(name in needed for name in step.outputs):
-                kept.append(step)
-                needed.update(slot for slot in step.slots if isinstance(slot, str | Held))
-        self.steps = kept[::-1]
+                steps.append(step)
+                needed.update(slot for slot in step.slots if isinstance(slot, str | ParameterPlace))
+        self.steps = steps[::-1]
         self.held = {place: tensor for place, tensor in self.held.items() if place in needed}
 
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from daydream.capture.onnx.registry import OPERATORS, TYPES
 from hal.support.errors import InputError
 
-#: Bytes of the largest file: protobuf has no longer messages. Weights may lie beside it.
+#: Bytes of the largest file: protobuf has no longer messages. Weights may lie in other files.
 FILE_LIMIT = 2**31
 #: Bytes of the largest file that ONNX's checker looks at; it copies the whole file.
 _CHECKED_LIMIT = 2**28
@@ -101,7 +101,7 @@ def read(path: Path) -> OnnxFile:
     nodes = nodes_of(path, graph)
     if not nodes:
         raise InputError(str(path), "is no ONNX model", "its graph has no nodes")
-    _check_known(path, nodes)
+    _check_operators(path, nodes)
     nodes = _without_second_names(nodes, weights, {each.name for each in graph.output})
     nodes = _with_silu(nodes, {each.name for each in graph.output})
     nodes = _with_linear_layers(nodes, weights, {each.name for each in graph.output})
@@ -177,7 +177,7 @@ def _tensor(proto: Any, path: Path, name: str) -> torch.Tensor:
         raise InputError(f"{path}: {name}", f"has no readable values: {error}") from None
 
 
-def _check_known(path: Path, nodes: Sequence[Node]) -> None:
+def _check_operators(path: Path, nodes: Sequence[Node]) -> None:
     unknown = Counter(node.kind for node in nodes if node.kind not in OPERATORS and node.kind not in ("Constant", "If"))
     if not unknown:
         return
@@ -276,7 +276,7 @@ _WEIGHT_NAME = re.compile(r"[._/](?:w|b|s|bias|weight|gamma|beta|scale|mean|var|
 
 @cache
 def _scopes_of(text: str) -> str:
-    """The module that PyTorch's exporter notes beside a node, as Python's list of strings."""
+    """The module that PyTorch's exporter notes at a node, as Python's list of strings."""
     try:
         scopes = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -288,7 +288,7 @@ def _scopes_of(text: str) -> str:
 def scope_of(node: Node, weights: Mapping[str, Any]) -> str:
     """Path of the module that a node belongs to.
 
-    PyTorch's exporters write ``/layer1/layer1.0/conv1/Conv``, or note the module beside the node; in other files the
+    PyTorch's exporters write ``/layer1/layer1.0/conv1/Conv``, or note the module at the node; in other files the
     names of the weights tell it, or the node stands for itself.
 
     >>> node = Node(kind="Conv", name="/f/f.0/conv/Conv", inputs=("x", "w"), outputs=("y",), attributes={})

@@ -15,21 +15,28 @@ from typing import Any
 
 import torch
 
-from daydream.capture.onnx.evaluation import Evaluation, Held, Step
+from daydream.capture.onnx.evaluation import Evaluation, ParameterPlace, Step
 from daydream.capture.onnx.file import OnnxFile, read
 from daydream.capture.pytorch.step import Subject
 from hal.support.errors import InputError
 
-#: Sizes of inputs that a file leaves open and nobody says.
+#: Sizes of inputs that neither file nor user gives.
 _SEQUENCE, _IMAGE = 128, 224
 
 
 class Module(torch.nn.Module):
     """A module of the file: runs the nodes that bear its name, one at a call."""
 
-    def forward(self, step: Step, values: list[Any], training: bool, held: Callable[[Held], Any]) -> Any:
-        """The results of one node; ``held`` gives the parameters and buffers among its values."""
-        return step.run([held(value) if isinstance(value, Held) else value for value in values], "meta", training, self)
+    def forward(
+        self, step: Step, values: list[Any], training: bool, parameter_of: Callable[[ParameterPlace], Any]
+    ) -> Any:
+        """The results of one node; ``parameter_of`` gives the parameters and buffers among its values."""
+        return step.run(
+            [parameter_of(value) if isinstance(value, ParameterPlace) else value for value in values],
+            "meta",
+            training,
+            self,
+        )
 
 
 class OnnxModel(torch.nn.Module):
@@ -43,7 +50,11 @@ class OnnxModel(torch.nn.Module):
     """
 
     def __init__(
-        self, steps: list[Step], outputs: list[Any], held: Mapping[Held, torch.Tensor], dtype: torch.dtype
+        self,
+        steps: list[Step],
+        outputs: list[Any],
+        parameters_by_place: Mapping[ParameterPlace, torch.Tensor],
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self._dtype = dtype
@@ -55,7 +66,7 @@ class OnnxModel(torch.nn.Module):
         for step in steps:
             self._module(step.scope, kinds)
             step.call.floating = self._floating
-        for place, tensor in held.items():
+        for place, tensor in parameters_by_place.items():
             module = self._module(place.scope, kinds)
             if isinstance(tensor, torch.nn.Parameter):
                 module.register_parameter(place.name, tensor)
@@ -93,28 +104,28 @@ class OnnxModel(torch.nn.Module):
             arguments = [values[slot] if isinstance(slot, str) else slot for slot in step.slots]
             module = self._modules_by_path[step.scope]
             run = partial(Module.forward, self) if module is self else module
-            results = run(step, arguments, self.training, self._held)
+            results = run(step, arguments, self.training, self._parameter)
             values.update(step.named(results))
             del arguments, results
             for name in released:
                 del values[name]
-        return tuple(values[slot] if isinstance(slot, str) else self._held(slot) for slot in self._outputs)
+        return tuple(values[slot] if isinstance(slot, str) else self._parameter(slot) for slot in self._outputs)
 
-    def _held(self, place: Held) -> Any:
+    def _parameter(self, place: ParameterPlace) -> Any:
         return getattr(self._modules_by_path[place.scope], place.name)
 
 
 def _released(steps: list[Step], outputs: list[Any]) -> list[tuple[str, ...]]:
-    """Values that nobody reads after each step."""
+    """Values without a reader after each step."""
     last: dict[str, int] = {}
     for index, step in enumerate(steps):
         for name in [*step.outputs, *(slot for slot in step.slots if isinstance(slot, str))]:
             if name:
                 last[name] = index
-    kept = {slot for slot in outputs if isinstance(slot, str)}
+    outputs_by_name = {slot for slot in outputs if isinstance(slot, str)}
     released: list[list[str]] = [[] for _ in steps]
     for name, index in last.items():
-        if name not in kept:
+        if name not in outputs_by_name:
             released[index].append(name)
     return [tuple(names) for names in released]
 

@@ -18,7 +18,7 @@ TYPES: Mapping[int, torch.dtype] = {
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """What an operator is told besides its inputs.
+    """Arguments of an operator besides its inputs.
 
     Attributes:
         kind: of the operator, ``Conv``.
@@ -71,7 +71,7 @@ class Operator:
     weights: tuple[int, ...] = ()
 
     def reads_number(self, position: int) -> bool:
-        """Whether the input at this position is read as numbers."""
+        """True if the input at this position is read as numbers."""
         return position > 0 if self.known is None else position in self.known
 
 

@@ -26,7 +26,7 @@ _ALLOCATIONS = frozenset(
 
 
 class OperatorTraits(NamedTuple):
-    """What the schema of an operator says.
+    """Traits of an operator in its schema.
 
     Attributes:
         name: as the profiler writes it.
@@ -45,7 +45,7 @@ class OperatorTraits(NamedTuple):
 
 @cache
 def traits_of(operator: Any) -> OperatorTraits:
-    """What the schema of an ``OpOverload`` says."""
+    """Traits in the schema of an ``OpOverload``."""
     schema = operator._schema
     # A result that shares an argument's memory and does not write it is a view.
     views = bool(schema.returns) and all(

@@ -1,7 +1,7 @@
 """Autocast for tensors without data, for which PyTorch's own does nothing.
 
 The lists are those of CUDA boards (:mod:`daydream.operators.autocast`). The dispatcher has a key for autocast of every
-kind of device, above autograd: kernels registered there under a key that nobody else uses cast the arguments as
+kind of device, above autograd: kernels registered there under an otherwise unused key cast the arguments as
 PyTorch's do, so that casts are part of the graph and operators are composed of others after the casts.
 """
 
@@ -22,7 +22,7 @@ _KEY = "AutocastPrivateUse1"
 
 
 class Autocast:
-    """What ``torch.autocast("cuda", ...)`` does, for tensors on ``meta``."""
+    """Behaviour of ``torch.autocast("cuda", ...)``, for tensors on ``meta``."""
 
     def __init__(self) -> None:
         self._cast_parameters: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -66,7 +66,7 @@ class Autocast:
             library.impl(name, self._kernel(_overload(name), self._norm), _KEY)
 
     def _replaced(self) -> Sequence[tuple[Any, str, Callable[..., Any]]]:
-        """What in PyTorch asks for a board, with what it would do beside one."""
+        """Functions of PyTorch that ask for a board, with their answers where there is one."""
         checkpoint: Any = torch.utils.checkpoint
         device_type, clear = checkpoint._infer_device_type, torch.clear_autocast_cache
 

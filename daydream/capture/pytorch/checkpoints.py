@@ -13,7 +13,7 @@ from hal.support.errors import InputError
 
 #: Parts of operators' names whose results selective checkpoints keep: products of which every second is kept, and
 #: attention.
-_HALVED, _KEPT = "aten::mm", ("aten::_scaled_dot_product_", "_c10d_functional::reduce_scatter")
+_HALVED, _SAVED = "aten::mm", ("aten::_scaled_dot_product_", "_c10d_functional::reduce_scatter")
 
 
 def apply_checkpoints(model: Any, which: str) -> list[str]:
@@ -44,16 +44,16 @@ def apply_checkpoints(model: Any, which: str) -> list[str]:
 
 
 def _selective() -> Any:
-    """What keeps results in the forward pass and gives them back in the backward pass, for one block."""
+    """Policy that keeps results in the forward pass and returns them in the backward pass, for one block."""
     counts = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         name = operator.name()
-        kept = name.startswith(_KEPT)
+        is_saved = name.startswith(_SAVED)
         if name == _HALVED:
             counts[context.is_recompute] += 1
-            kept = counts[context.is_recompute] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            is_saved = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 

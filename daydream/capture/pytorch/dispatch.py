@@ -33,9 +33,9 @@ class Storages:
         """The number of a tensor's storage, and whether it is a new one."""
         storage = tensor.untyped_storage()
         address = storage._cdata
-        known = self._numbers.get(address)
-        if known is not None:
-            return known, False
+        existing = self._numbers.get(address)
+        if existing is not None:
+            return existing, False
         number = len(self.records)
         # Optimizers count their steps on the host.
         place = kind if tensor.device.type == self._device else "host"
@@ -124,13 +124,13 @@ class OperatorRecorder(TorchDispatchMode):
         return result
 
     def finish(self) -> None:
-        """What nobody holds now counts as freed by the last operator."""
+        """Storages without an owner now count as freed by the last operator."""
         freed = self.storages.take_freed()
         if freed and self.operators:
             self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
 
     def _in_backward(self) -> bool:
-        """Whether a gradient is made right now, and not a checkpoint computed again.
+        """True if a gradient is made right now, and not a checkpoint computed again.
 
         The backward pass runs without autocast's cache. Checkpoints bring back the state that the forward pass had, and
         of that state the cache is what can be seen in here.

@@ -1,4 +1,4 @@
-"""What a board runs where PyTorch takes tensors without data apart: fused attention, dropout, recurrent layers.
+"""Kernels of a board where PyTorch decomposes tensors without data: fused attention, dropout, recurrent layers.
 
 Operators that PyTorch composes of others choose their parts by the device. For ``meta`` tensors they get the parts that
 a CUDA board has, registered with the dispatcher, so that it does not matter from where a model calls them.

@@ -37,7 +37,7 @@ def optimizer_of(parameters: Sequence[Any], name: str, implementation: str = "fo
 
 
 def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """What an optimizer keeps from step to step."""
+    """Tensors that an optimizer keeps from step to step."""
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor):

@@ -16,7 +16,7 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 #: Numbers that cuDNN keeps for the backward pass of each element of a layer's hidden state besides that element, by its
 #: numbers of layers: what is made of the one gate, of four gates and the cell, of three gates of two products each. So
 #: it was printed for layers of 320 units (PyTorch issue 2895; docs/memory.md has the sums).
-_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
+_RESERVED = {0: 1, 1: 1, 2: 5, 3: 6}
 
 
 def _layers(kind: str) -> Callable[..., Any]:
@@ -85,16 +85,16 @@ def _rnn(tensor: Any, weights: Sequence[Any], stride: int, buffer: Any, hx: Any,
 
 
 def reserved_numbers(mode: int, width: int, projected: int, layers: int) -> int:
-    """How many numbers of cuDNN's reserve space belong to one step of one sequence in one direction.
+    """Number of elements of cuDNN's reserve space for one step of one sequence in one direction.
 
     The hidden state of the last layer is the call's result and no part of the reserve. Of projections nothing is
-    published: the state before them is taken to be kept beside what they make of it.
+    published: the state before them is taken to be kept with its successor.
 
     >>> reserved_numbers(2, 320, 0, 4) * 25_000 * 4, reserved_numbers(3, 320, 0, 4) * 25_000 * 4
     (736000000, 864000000)
     """
     beside = layers * width if projected else 0
-    return layers * _KEPT[mode] * width + (layers - 1) * (projected or width) + beside
+    return layers * _RESERVED[mode] * width + (layers - 1) * (projected or width) + beside
 
 
 def _rnn_backward(

@@ -74,12 +74,12 @@ def capture(
         parameters: type of parameters under autocast, as FSDP's mixed precision gathers them; empty for float32.
     """
     model = subject.model.train(training)
-    held = parameters if dtype in _AUTOCAST and parameters else dtype
-    if held in _CASTS:
-        model = model.to(_CASTS[held])
+    parameter_type = parameters if dtype in _AUTOCAST and parameters else dtype
+    if parameter_type in _CASTS:
+        model = model.to(_CASTS[parameter_type])
     autocast = Autocast()
     recorder = OperatorRecorder({module: index for index, module in enumerate(model.modules())}, autocast, device)
-    args, kwargs = _cast_inputs(subject, held)
+    args, kwargs = _cast_inputs(subject, parameter_type)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
     update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
     owners = _parameters(model)
@@ -167,12 +167,12 @@ def _captured_parameters(
 def _parameters(model: Any) -> dict[str, tuple[torch.Tensor, int]]:
     """Parameters by the first of their names, each with the index of the module that holds it."""
     owners: dict[str, tuple[torch.Tensor, int]] = {}
-    known = set()
+    seen = set()
     for index, (path, module) in enumerate(model.named_modules()):
         for name, tensor in module.named_parameters(recurse=False):
-            if tensor in known:
+            if tensor in seen:
                 continue
-            known.add(tensor)
+            seen.add(tensor)
             owners[f"{path}.{name}" if path else name] = (tensor, index)
     return owners
 
@@ -189,7 +189,7 @@ def _cast_inputs(subject: Subject, dtype: str) -> tuple[Any, Any]:
 
 
 def scalar_of(result: Any) -> Any:
-    """What training minimises where nobody says: the result's ``loss``, or the sum of its floating tensors.
+    """Scalar that training minimises by default: the result's ``loss``, or the sum of its floating tensors.
 
     Raises:
         ValueError: the result depends on no parameter.

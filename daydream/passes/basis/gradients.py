@@ -163,11 +163,11 @@ def sized_all_reduces(pass_name: str, graph: TaskGraph) -> tuple[TaskGraph, Ints
     if not len(rows):
         raise InputError(pass_name, "the graph has no all-reduce", "put the pass ddp before it")
     sizes = message_bytes(graph, rows)
-    known = ~np.isnan(sizes)
-    if not known.any():
+    has_size = ~np.isnan(sizes)
+    if not has_size.any():
         raise InputError(pass_name, "no all-reduce of known size", "record the trace with shapes")
-    rows = rows[known]
-    return tied(graph, np.intersect1d(rows, recorded_collectives(graph))), rows, sizes[known], int((~known).sum())
+    rows = rows[has_size]
+    return tied(graph, np.intersect1d(rows, recorded_collectives(graph))), rows, sizes[has_size], int((~has_size).sum())
 
 
 def last_of_threads(graph: TaskGraph, rows: Iterable[int]) -> list[int]:

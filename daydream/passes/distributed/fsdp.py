@@ -86,9 +86,9 @@ def fsdp(
     if not wrapped:
         raise InputError("fsdp: wrap", f"{wrap!r} fits no module with parameters", "write for example layers\\.\\d+")
     total = sum(cost.step_us(size, 2 if unit else 1) for unit, size in sizes.items())
-    least, most, rest = (size / 1e6 for size in (min(wrapped.values()), max(wrapped.values()), sizes.get("", 0.0)))
+    least, most, other = (size / 1e6 for size in (min(wrapped.values()), max(wrapped.values()), sizes.get("", 0.0)))
     note = (
-        f"{len(wrapped)} units of {least:.1f} to {most:.1f} MB and the rest of {rest:.1f} MB among {workers} workers, "
+        f"{len(wrapped)} units of {least:.1f} to {most:.1f} MB and the rest of {other:.1f} MB among {workers} workers, "
         f"{total / 1e3:.3f} ms a step for collectives and copies"
     )
     return Outcome(changed, (note,))
@@ -96,7 +96,7 @@ def fsdp(
 
 @dataclass(frozen=True, kw_only=True)
 class _Cost:
-    """What communication costs: `gather` and `reduce` are pairs of GB/s and microseconds."""
+    """Cost of communication: `gather` and `reduce` are pairs of GB/s and microseconds."""
 
     workers: int
     gather: tuple[float, float]
@@ -168,17 +168,17 @@ class _Sharded:
         sizes = {unit: sum(gradient.bytes for gradient in group) for unit, group in members.items()}
         # What no unit holds is gathered before the first and reduced behind the last.
         for unit in sorted(members):
-            own = np.array([name == unit or not unit for name in self._unit], np.bool_)
+            is_of_unit = np.array([name == unit or not unit for name in self._unit], np.bool_)
             for of_phase in (Phase.FORWARD, Phase.BACKWARD) if unit else (Phase.FORWARD,):
-                rows = self._rows[own & (phase == of_phase)]
+                rows = self._rows[is_of_unit & (phase == of_phase)]
                 if len(rows):
                     self._gather(unit, int(rows[0]), sizes[unit])
         for unit in sorted(members, key=lambda unit: not unit):
-            self._reduce(unit, self._behind(members[unit], phase, whole=not unit), sizes[unit])
+            self._reduce(unit, self._behind(members[unit], phase, of_pass=not unit), sizes[unit])
 
-    def _behind(self, group: list[ParameterGradient], phase: Ints, *, whole: bool) -> int:
+    def _behind(self, group: list[ParameterGradient], phase: Ints, *, of_pass: bool) -> int:
         """The task behind which gradients are reduced: the last hook of the unit, or of the whole backward pass."""
-        if whole:
+        if of_pass:
             return int(self._rows[phase == Phase.BACKWARD][-1])
         return max(gradient.hook for gradient in group)
 

@@ -66,12 +66,12 @@ class _Chosen:
     by_model: NDArray[np.bool_]
     calls: Prices | None
 
-    def some(self, kept: NDArray[np.bool_]) -> _Chosen:
+    def some(self, chosen: NDArray[np.bool_]) -> _Chosen:
         """The tasks that are kept."""
         calls = self.calls
         if calls is not None:
-            calls = Prices(calls.rows[kept], calls.calls, calls.call[kept], calls.microseconds[kept])
-        return _Chosen(self.rows[kept], self.compute[kept], self.by_model[kept], calls)
+            calls = Prices(calls.rows[chosen], calls.calls, calls.call[chosen], calls.microseconds[chosen])
+        return _Chosen(self.rows[chosen], self.compute[chosen], self.by_model[chosen], calls)
 
 
 @what_if("amp")

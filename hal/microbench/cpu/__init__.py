@@ -12,8 +12,8 @@ from hal.microbench.cpu import arithmetic, bandwidth, barrier, latency
 from hal.microbench.cpu.description import CpuDescription, describe
 from hal.microbench.cpu.machine import Machine, this_machine
 from hal.microbench.cpu.topology import Topology, read_topology
-from hal.microbench.measurement import Found, Measurement
-from hal.microbench.quantities import Run
+from hal.microbench.measurement import Measurement, Measurements
+from hal.microbench.quantities import QuantityResults
 from hal.microbench.sampling import Settings
 from hal.support.errors import InputError
 
@@ -32,28 +32,28 @@ BESIDE_NUMPY = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add"
 
 def measure_cpu(
     names: Sequence[str] = (), settings: Settings | None = None, progress: Callable[[str], None] = lambda name: None
-) -> Run:
+) -> QuantityResults:
     """Measure the quantities of these names, all where empty; InputError for an unknown one."""
     for name in names:
         if name not in QUANTITIES:
             raise InputError("--only", f"{name!r} is not measured on CPUs", f"name one of {', '.join(QUANTITIES)}")
-    run = Run()
+    run = QuantityResults()
     with this_machine(settings or Settings()) as machine:
         for name, measure in QUANTITIES.items():
             if not names or name in names:
                 progress(name)
                 try:
-                    run.found.update({measurement.key: measurement for measurement in measure(machine)})
+                    run.measurements.update({measurement.key: measurement for measurement in measure(machine)})
                 except (RuntimeError, MemoryError) as error:
                     run.failures[name] = str(error) or type(error).__name__
     return run
 
 
-def beside_numpy(found: Found) -> Iterator[tuple[Measurement, Measurement, float]]:
+def beside_numpy(measurements: Measurements) -> Iterator[tuple[Measurement, Measurement, float]]:
     """Our figure, NumPy's, and ours over NumPy's, for what both were measured of."""
     for ours, numpy in BESIDE_NUMPY:
-        if ours in found and numpy in found:
-            yield found[ours], found[numpy], found[ours].value / found[numpy].value
+        if ours in measurements and numpy in measurements:
+            yield measurements[ours], measurements[numpy], measurements[ours].value / measurements[numpy].value
 
 
 __all__ = [

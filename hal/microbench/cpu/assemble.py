@@ -13,7 +13,7 @@ from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from hal.microbench.cpu import Topology
-    from hal.microbench.measurement import Found, Measurement
+    from hal.microbench.measurement import Measurement, Measurements
 
 
 _NEEDED = ("clock", "fma", "issue", "gemm", "dram.add", "dram.latency")
@@ -30,23 +30,29 @@ _BLOCK_SECONDS = 2e-8
 _UNLIMITED = 2**31 - 1
 
 
-def spec_of(name: str, topology: Topology, found: Found, architecture: str, day: str = "") -> DeviceSpec:
+def spec_of(name: str, topology: Topology, measurements: Measurements, architecture: str, day: str = "") -> DeviceSpec:
     """The device called `name` that these measurements describe, ``architecture`` being the processor's name in LLVM.
 
     Raises:
         InputError: a number that every device has was not measured, or the system does not say which caches there are.
     """
-    missing = [key for key in _NEEDED if key not in found]
+    missing = [key for key in _NEEDED if key not in measurements]
     if missing:
         raise InputError("device cpu", f"needs {', '.join(missing)}", "measure all quantities, without --only")
-    return _Assembly(name, topology, found, architecture, day or datetime.date.today().isoformat()).spec()
+    return _Assembly(name, topology, measurements, architecture, day or datetime.date.today().isoformat()).spec()
 
 
 class _Assembly:
     """The numbers of the device and where each comes from."""
 
-    def __init__(self, name: str, topology: Topology, found: Found, architecture: str, day: str) -> None:
-        self.name, self.topology, self.found, self.architecture, self.day = name, topology, found, architecture, day
+    def __init__(self, name: str, topology: Topology, measurements: Measurements, architecture: str, day: str) -> None:
+        self.name, self.topology, self.measurements, self.architecture, self.day = (
+            name,
+            topology,
+            measurements,
+            architecture,
+            day,
+        )
         self.provenance: dict[str, str] = {}
 
     def spec(self) -> DeviceSpec:
@@ -88,13 +94,15 @@ class _Assembly:
     def _teu(self) -> dict[str, Any]:
         self.provenance["teu"] = _SYSTEM
         lanes = self.topology.lanes
-        cycle = self.found["fma"].value / self.found["clock"].value / len(self.topology.cpus) / (2 * lanes)
+        cycle = (
+            self.measurements["fma"].value / self.measurements["clock"].value / len(self.topology.cpus) / (2 * lanes)
+        )
         self.provenance["teu.group_size"] = (
             f"arithmetic: {cycle:.2f} vectors of multiply-adds a cycle and core, measured"
         )
         self.provenance["teu.chain_cycles"] = "estimate: 4, as of most server processors since 2015"
-        started = self.found["issue"].value / self.found["clock"].value / len(self.topology.cpus)
-        self.provenance["teu.issue_per_cycle"] = self._source(self.found["issue"])
+        started = self.measurements["issue"].value / self.measurements["clock"].value / len(self.topology.cpus)
+        self.provenance["teu.issue_per_cycle"] = self._source(self.measurements["issue"])
         self.provenance["teu.resident_per_unit"] = "arithmetic: one thread per core"
         return {
             "name": "SIMD unit",
@@ -108,7 +116,7 @@ class _Assembly:
         }
 
     def _layers(self) -> list[dict[str, Any]]:
-        topology, peak = self.topology, self.found["fma"].value
+        topology, peak = self.topology, self.measurements["fma"].value
         vector_bytes = topology.simd_bits // 8
         layers: list[dict[str, Any]] = [
             {
@@ -152,15 +160,15 @@ class _Assembly:
         """Bandwidth, of a level that is too small for a reading of its own the one above, and latency."""
         path = f"layers.{layer['name']}"
         bound = above["bandwidth_bytes_per_second"]
-        if key in self.found:
-            measured = self.found[key]
+        if key in self.measurements:
+            measured = self.measurements[key]
             # Never above the level before: a reading within the spread of that one's.
             layer["bandwidth_bytes_per_second"] = min(_rounded(measured.value), bound)
             self.provenance[f"{path}.bandwidth_bytes_per_second"] = self._source(measured)
         else:
             layer["bandwidth_bytes_per_second"] = bound
             self.provenance[f"{path}.bandwidth_bytes_per_second"] = "estimate: that of the level above it"
-        latency = self.found.get(f"{layer['name']}.latency")
+        latency = self.measurements.get(f"{layer['name']}.latency")
         if latency is not None:
             layer["latency_seconds"] = _rounded(latency.value)
             self.provenance[f"{path}.latency_seconds"] = self._source(latency)
@@ -192,12 +200,12 @@ class _Assembly:
         }
 
     def _clocks(self) -> dict[str, float]:
-        clock = self.found["clock"]
+        clock = self.measurements["clock"]
         self.provenance["clocks"] = self._source(clock)
         return dict.fromkeys(("base_hz", "boost_hz", "sustained_hz"), _rounded(clock.value))
 
     def _throughput(self) -> list[dict[str, Any]]:
-        peak, product = self.found["fma"], self.found["gemm"]
+        peak, product = self.measurements["fma"], self.measurements["gemm"]
         single = {
             "dtype": "float32",
             "peak_flops": _rounded(peak.value),
@@ -211,7 +219,7 @@ class _Assembly:
 
     def _launch(self) -> float:
         """Two barriers, when the blocks are shared out and when all are done, and the calls around them."""
-        barrier = self.found.get("barrier")
+        barrier = self.measurements.get("barrier")
         if barrier is None:
             self.provenance["launch_overhead_seconds"] = "estimate: 0.1 us for a call of a single core"
             return _CALL_SECONDS
@@ -224,8 +232,8 @@ class _Assembly:
 
 
 def _vendor(title: str) -> str:
-    known = ("Intel", "AMD", "Ampere", "Apple", "Amazon")
-    return next((vendor for vendor in known if vendor.casefold() in title.casefold()), "unknown")
+    vendors = ("Intel", "AMD", "Ampere", "Apple", "Amazon")
+    return next((vendor for vendor in vendors if vendor.casefold() in title.casefold()), "unknown")
 
 
 def _rounded(value: float) -> float:

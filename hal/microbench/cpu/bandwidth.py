@@ -82,8 +82,8 @@ def _reads(machine: Machine, level: str, size: int) -> Measurement:
 
 
 def _streams(machine: Machine) -> Iterator[Measurement]:
-    whole = 4 * COPY_ELEMENTS
-    size = max(1, level_sets(machine.topology)["dram"] // whole) * whole
+    alignment = 4 * COPY_ELEMENTS
+    size = max(1, level_sets(machine.topology)["dram"] // alignment) * alignment
     sets = [tuple(machine.array(size) for _ in range(3)) for _ in range(machine.cores.count)]
     kinds: dict[str, tuple[int, Callable[[tuple[Array, ...]], Call]]] = {
         "dram.copy": (2, lambda arrays: _ours(machine, "copy", arrays[0], arrays[2])),

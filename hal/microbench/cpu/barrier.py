@@ -1,4 +1,4 @@
-"""What a barrier between all cores costs: a counter that everyone raises and everyone watches."""
+"""Cost of a barrier between all cores: a counter that everyone raises and everyone watches."""
 
 from __future__ import annotations
 

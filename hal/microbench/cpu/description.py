@@ -1,4 +1,4 @@
-"""What was measured of this machine's cores, as a file of its own.
+"""Measurements of this machine's cores, as a file of its own.
 
 Layers and rates are the types of a device file. `hal.this_cpu` makes a whole device of the same measurements.
 """
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from hal.microbench.cpu.topology import Topology
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.spec.parts import Count, MemoryLayer, Positive, Text, Throughput
 from hal.support.errors import InputError
 
@@ -47,18 +47,18 @@ class CpuDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kind: Text = "cpu"
 
 
-def describe(topology: Topology, found: Found, day: str = "") -> CpuDescription:
+def describe(topology: Topology, measurements: Measurements, day: str = "") -> CpuDescription:
     """The description; raises InputError where a number was not measured."""
-    missing = [key for key in ("clock", "fma", "gemm", "dram.add", "dram.latency") if key not in found]
+    missing = [key for key in ("clock", "fma", "gemm", "dram.add", "dram.latency") if key not in measurements]
     if missing:
         raise InputError("--out", f"a description needs {', '.join(missing)}", "measure all quantities, without --only")
     day = day or datetime.date.today().isoformat()
-    by_path = {measurement.path: measurement for measurement in found.values() if measurement.path}
-    peak, product = found["fma"], found["gemm"]
+    by_path = {measurement.path: measurement for measurement in measurements.values() if measurement.path}
+    peak, product = measurements["fma"], measurements["gemm"]
     rate = Throughput(
         dtype="float32", peak_flops=_rounded(peak.value), sustained_flops=_rounded(min(product.value, peak.value))
     )
-    barrier = found.get("barrier")
+    barrier = measurements.get("barrier")
     provenance = {path: _source(measurement, day) for path, measurement in by_path.items()}
     for path in ("core_count", "simd_bits", "layers"):
         provenance[path] = "read from the operating system"
@@ -68,20 +68,23 @@ def describe(topology: Topology, found: Found, day: str = "") -> CpuDescription:
         architecture=topology.architecture,
         core_count=len(topology.cpus),
         simd_bits=topology.simd_bits,
-        clock_hz=_rounded(found["clock"].value),
-        layers=tuple(_layers(topology, found)),
+        clock_hz=_rounded(measurements["clock"].value),
+        layers=tuple(_layers(topology, measurements)),
         throughput=(rate,),
         barrier_seconds=_rounded(barrier.value) if barrier else None,
         provenance=dict(sorted(provenance.items())),
     )
 
 
-def _layers(topology: Topology, found: Found) -> list[MemoryLayer]:
+def _layers(topology: Topology, measurements: Measurements) -> list[MemoryLayer]:
     layers = []
     line = topology.caches[0].line_bytes if topology.caches else 64
     shapes = {f"l{cache.level}": (cache.size_bytes, cache.private) for cache in topology.caches}
     for name, (size, private) in {**shapes, "dram": (topology.memory_bytes, False)}.items():
-        bandwidth, latency = found.get("dram.add" if name == "dram" else f"{name}.read"), found.get(f"{name}.latency")
+        bandwidth, latency = (
+            measurements.get("dram.add" if name == "dram" else f"{name}.read"),
+            measurements.get(f"{name}.latency"),
+        )
         if bandwidth is None or latency is None:
             continue
         layers.append(

@@ -1,4 +1,4 @@
-"""What every quantity of the CPU shares: the cores, the loops, aligned arrays, and loops made long enough."""
+"""Common parts of the CPU's quantities: the cores, the loops, aligned arrays, and loops made long enough."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Machine:
 
     @property
     def turn_bytes(self) -> int:
-        """What one turn of a loop reads."""
+        """Bytes that one turn of a loop reads."""
         return 4 * self.topology.lanes * UNROLL
 
     def array(self, size_bytes: int) -> NDArray[np.float32]:
@@ -51,7 +51,7 @@ class Machine:
         return values
 
     def passes(self, run: Callable[[int], float], start: int = 1) -> int:
-        """How often a loop has to run for a reading of the target length: ``run(passes)`` gives seconds."""
+        """Number of passes of a loop for a reading of the target length: ``run(passes)`` gives seconds."""
         count = start
         # The least of three: a single one may have been disturbed.
         while (seconds := min(run(count) for _ in range(3))) < self.settings.target_seconds / 2:

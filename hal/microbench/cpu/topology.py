@@ -1,4 +1,4 @@
-"""What the operating system says of this machine's cores: how many, how wide, which caches."""
+"""Topology of this machine's cores by the operating system: how many, how wide, which caches."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _one_per_core(root: Path, allowed: list[int]) -> tuple[int, ...]:
 
 
 def _caches(root: Path, cpu: int) -> tuple[Cache, ...]:
-    found = []
+    caches = []
     for index in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
         size = _read(index / "size")
         if _read(index / "type") in ("Data", "Unified") and size.endswith("K"):
@@ -95,17 +95,17 @@ def _caches(root: Path, cpu: int) -> tuple[Cache, ...]:
             private = _read(index / "shared_cpu_list") == (_read(root / f"cpu{cpu}/topology/thread_siblings_list"))
             level = int(_read(index / "level"))
             ways = int(_read(index / "ways_of_associativity") or 0) or None
-            found.append(Cache(level, int(size[:-1]) << 10, int(line or _TYPICAL_LINE_BYTES), private, ways))
-    return tuple(sorted(found, key=lambda cache: cache.level))
+            caches.append(Cache(level, int(size[:-1]) << 10, int(line or _TYPICAL_LINE_BYTES), private, ways))
+    return tuple(sorted(caches, key=lambda cache: cache.level))
 
 
 def _posix_caches() -> tuple[Cache, ...]:
-    found = []
+    caches = []
     for level, name in _SYSCONF.items():
         size = os.sysconf(name) if name in os.sysconf_names else 0
         if size > 0:
-            found.append(Cache(level, size, _TYPICAL_LINE_BYTES, level < 3))
-    return tuple(found)
+            caches.append(Cache(level, size, _TYPICAL_LINE_BYTES, level < 3))
+    return tuple(caches)
 
 
 def _title() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hal.microbench.launcher import Launch, Launcher
 from hal.microbench.launches.launch_overhead import EMPTY, kernels
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings, timed
 
 __all__ = ["kernels", "measure"]
@@ -15,7 +15,7 @@ _BLOCKS = (1 << 16, 1 << 20)
 _THREADS = 64
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``block.launch`` in seconds per block, the whole device together."""
     kernel = launcher.kernel(EMPTY)
     few, many = (timed(launcher, [Launch(kernel, n, _THREADS, ())], settings.repeats) for n in _BLOCKS)

@@ -1,4 +1,4 @@
-"""What a call of PyTorch costs however small its tensors: GPU events right before and after, nothing else in flight."""
+"""Cost of a call of PyTorch however small its tensors: GPU events right before and after, nothing else in flight."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hal.microbench.launcher import KernelText, Launcher
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings
 
 _CALLS_PER_REPEAT = 10
@@ -17,7 +17,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return ()
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``call.OPERATOR`` in seconds, host and device together; nothing without a PyTorch that sees the GPU."""
     torch = launcher.torch()
     if torch is None:

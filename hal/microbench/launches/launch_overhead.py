@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings, timed
 
 EMPTY = text("launch_empty", 'extern "C" __global__ void $ENTRY() {}')
@@ -21,7 +21,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (EMPTY,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``launch`` in seconds per kernel."""
     work = [Launch(launcher.kernel(EMPTY), 1, 32, ())] * _LAUNCHES
     samples = tuple(s / _LAUNCHES for s in timed(launcher, work, settings.repeats, ahead=True))

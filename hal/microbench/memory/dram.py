@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hal.microbench.launcher import Board, KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.sampling import Settings, timed
 
 _LOOP = """
@@ -77,7 +77,7 @@ def filled(launcher: Launcher, size_bytes: int) -> Any:
     return buffer
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``dram.read``, ``dram.copy`` and ``dram.add`` in bytes read and written per second."""
     size = array_bytes(launcher.board)
     a, b, c = (filled(launcher, size) for _ in range(3))

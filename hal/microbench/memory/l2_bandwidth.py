@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.memory.dram import filled
 from hal.microbench.sampling import Settings, long_enough, timed
 
@@ -46,7 +46,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (L2_READ,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``l2.read`` in bytes per second, all units together."""
     board = launcher.board
     grid = board.units * (board.threads_per_unit // _BLOCK)
@@ -64,7 +64,7 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     moved = 16.0 * _READS * rounds * grid * _BLOCK
     samples = rates(moved, timed(launcher, [work(rounds)], settings.repeats))
     method = f"l2_read: {count * 16 >> 10} KiB read again and again by all units, 16 bytes per thread and read"
-    low = found["dram.add"].value if "dram.add" in found else None
+    low = measurements["dram.add"].value if "dram.add" in measurements else None
     high = 128.0 * board.units * board.clock_hz
     yield Measurement(
         key="l2.read",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.memory.dram import READ, array_bytes
 from hal.microbench.sampling import Settings
 
@@ -68,7 +68,7 @@ def chase(launcher: Launcher, kernel: KernelText, buffer: Any, first: int, steps
     return Launch(launcher.kernel(kernel), 1, 1, (buffer, scalar(first, "uint32"), scalar(steps), out))
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``l1.latency``, ``l2.latency`` and ``dram.latency`` in seconds from a read to the next that needs it."""
     l2_bytes = launcher.board.l2_bytes
     yield _cached(launcher, settings, "l1.latency", CHASE_L1, 8 << 10, "", (3e-9, 100e-9))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.memory.dram import array_bytes, filled
 from hal.microbench.sampling import Settings, timed
 
@@ -47,7 +47,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (SCATTERED,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``dram.scattered`` in bytes of sectors per second."""
     bits = (array_bytes(launcher.board) // SECTOR_BYTES).bit_length() - 1
     data, out = filled(launcher, SECTOR_BYTES << bits), launcher.empty(4)
@@ -57,7 +57,7 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     method = (
         f"scattered_read: every {SECTOR_BYTES}-byte sector of {(SECTOR_BYTES << bits) >> 20} MiB once, hashed order"
     )
-    streaming = found["dram.add"].value if "dram.add" in found else None
+    streaming = measurements["dram.add"].value if "dram.add" in measurements else None
     path = "layers.dram.scattered_bytes_per_second"
     yield Measurement(
         key="dram.scattered",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.sampling import Settings, long_enough, timed
 
 _BLOCK = 1024
@@ -42,7 +42,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (SHARED_READ,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``shared.read`` in bytes per second, all units together."""
     board = launcher.board
     grid, out = board.units * (board.threads_per_unit // _BLOCK), launcher.empty(4)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, MicrobenchError, scalar, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings, long_enough, timed
 
 SHARED_CHASE = text(
@@ -38,7 +38,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (SHARED_CHASE,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``shared.latency`` in seconds, ``shared.banks`` and ``shared.width`` in bytes."""
     lanes, out = launcher.board.lanes, launcher.empty(4 * launcher.board.lanes)
     kernel = launcher.kernel(SHARED_CHASE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, MicrobenchError, scalar, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.memory.dram import array_bytes, filled
 from hal.microbench.sampling import Settings, timed
 
@@ -40,7 +40,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (STRIDED,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``dram.transaction`` in bytes."""
     board = launcher.board
     size = array_bytes(board)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.memory import latency
 from hal.microbench.memory.latency import CHASE, chase, linked
 from hal.microbench.sampling import Settings, timed
@@ -54,7 +54,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (*latency.kernels(capability), PAGES)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``dram.reach`` in bytes and ``dram.miss`` in seconds; neither where reads never wait."""
     pages = min(_MOST_PAGES, launcher.board.free_bytes // 2 // PAGE_BYTES)
     if pages < 16:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.sampling import Settings, long_enough, power_of_two, timed
 
 CHAINS = 16
@@ -173,7 +173,7 @@ class Load:
         return float(cycles) / max(float(nanoseconds), 1.0) * 1e9
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``fma.TYPE`` in operations per second and ``lanes.TYPE``: what a unit's pipelines start in a cycle."""
     board = launcher.board
     for instruction in INSTRUCTIONS:

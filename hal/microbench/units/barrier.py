@@ -1,11 +1,11 @@
-"""What a barrier of a block costs: ``__syncthreads`` in a loop, one block per unit, by number of threads."""
+"""Cost of a barrier of a block: ``__syncthreads`` in a loop, one block per unit, by number of threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from hal.microbench.launcher import KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings, long_enough, timed
 
 _THREADS = (64, 128, 256, 512, 1024)
@@ -27,7 +27,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (BARRIER,)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``barrier.THREADS`` in seconds; a device file has no such number."""
     kernel, out = launcher.kernel(BARRIER), launcher.empty(4)
     for threads in _THREADS:

@@ -1,4 +1,4 @@
-"""What the vendor's library reaches: square matrix products by cuBLAS, through PyTorch or CuPy, where one is there."""
+"""Rates of the vendor's library: square matrix products by cuBLAS, through PyTorch or CuPy, where one is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from hal.microbench.launcher import KernelText, Launcher
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.sampling import Settings, timed
 
 _SHORT = (2048, 4096)
@@ -18,9 +18,9 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return ()
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``gemm.best`` and ``gemm.long`` of float32 and ``gemm.float16`` in FLOP/s; nothing without a library."""
-    high = found["fma.float32"].high if "fma.float32" in found else None
+    high = measurements["fma.float32"].high if "fma.float32" in measurements else None
     short = [_rate(launcher, size, "float32", settings) for size in _SHORT]
     long = _rate(launcher, _LONG, "float32", settings)
     if long and all(short):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hal.microbench.launcher import Kernel, KernelText, Launch, Launcher, scalar, text
-from hal.microbench.measurement import Found, Measurement, rates
+from hal.microbench.measurement import Measurement, Measurements, rates
 from hal.microbench.sampling import Settings, long_enough, power_of_two, timed
 
 _ACCUMULATORS = 4
@@ -144,11 +144,11 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return tuple(kernel_text(each) for each in FRAGMENTS if capability >= each.capability)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``wmma.INPUT-ACCUMULATOR`` in operations per second and the operations per unit and cycle behind it."""
     board = launcher.board
     grid = 2 * board.units
-    clock = found["clock.short"].value if "clock.short" in found else board.clock_hz
+    clock = measurements["clock.short"].value if "clock.short" in measurements else board.clock_hz
     for fragment in FRAGMENTS:
         if board.capability < fragment.capability:
             continue

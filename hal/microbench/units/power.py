@@ -1,4 +1,4 @@
-"""What the power limit leaves: clock and multiply-add rate of a board kept under load for seconds.
+"""Rates under the power limit: clock and multiply-add rate of a board kept under load for seconds.
 
 The load is the library's float32 matrix product where there is one, which draws the most, otherwise our multiply-add
 kernel. Between batches a millisecond of multiply-adds reads the clock. The last third of the readings counts.
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from hal.microbench.launcher import KernelText, Launcher, Work
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings, long_enough
 from hal.microbench.units import arithmetic
 
@@ -25,7 +25,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (arithmetic.kernel_text(arithmetic.INSTRUCTIONS[0]),)
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``clock.sustained`` in hertz and ``power.float32`` in FLOP/s."""
     load = arithmetic.Load(launcher, arithmetic.INSTRUCTIONS[0])
     rounds = long_enough(launcher, load.launch, settings)
@@ -57,7 +57,7 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
 
 
 def limited(rates: Sequence[float]) -> bool:
-    """Whether the last third of the readings is clearly slower than the first."""
+    """True if the last third of the readings is clearly slower than the first."""
     return statistics.median(_tail(rates)) < _BINDS * statistics.median(rates[: len(rates) // 3])
 
 

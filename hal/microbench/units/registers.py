@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hal.microbench.launcher import KernelText, Launcher, MicrobenchError, text
-from hal.microbench.measurement import Found, Measurement
+from hal.microbench.measurement import Measurement, Measurements
 from hal.microbench.sampling import Settings
 
 TILES = ((8, 8), (8, 12), (8, 16), (12, 12), (12, 14), (12, 16), (14, 14), (15, 15))
@@ -56,7 +56,7 @@ def kernels(capability: int) -> tuple[KernelText, ...]:
     return (*(tile_text(m, n) for m, n in TILES), *(tile_text(12, 12, limit) for limit in LIMITS))
 
 
-def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Measurement]:
+def measure(launcher: Launcher, measurements: Measurements, settings: Settings) -> Iterator[Measurement]:
     """``registers.values``: the most values of a tile without a spill; ``registers.portion``: registers a warp gets."""
     fitting = [m * n + m + n for m, n in TILES if launcher.kernel(tile_text(m, n)).local_bytes == 0]
     if not fitting:
@@ -69,11 +69,11 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     for limit in LIMITS:
         kernel = launcher.kernel(tile_text(12, 12, limit))
         blocks[kernel.registers] = kernel.resident_blocks(_THREADS)
-    found_portion = portion(blocks, launcher.board.registers_per_unit, launcher.board.lanes)
+    measured_portion = portion(blocks, launcher.board.registers_per_unit, launcher.board.lanes)
     method = f"occupancy that the driver gives {len(blocks)} kernels of {min(blocks)} to {max(blocks)} registers"
     path = "limits.register_allocation_granularity"
     yield Measurement(
-        key="registers.portion", unit="", samples=(float(found_portion),), method=method, path=path, low=64, high=512
+        key="registers.portion", unit="", samples=(float(measured_portion),), method=method, path=path, low=64, high=512
     )
 
 

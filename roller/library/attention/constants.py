@@ -11,7 +11,7 @@ from sokoban.model.gpu.attention import POWER_SECONDS, STEP_POWER
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConstants:
-    """What one family of kernels takes, whatever the board. Cycles are of the boost clock."""
+    """Costs of one family of kernels, whatever the board. Cycles are of the boost clock."""
 
     # Share of the shorter of products and softmax that is not hidden behind the longer on a full unit: most of it where
     # a warp does one after the other, less where warp groups take turns (FlashAttention 3) or have one task each.

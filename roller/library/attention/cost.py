@@ -1,4 +1,4 @@
-"""How long an attention kernel with known tiles takes: products beside softmax, rounds of blocks, memory, power.
+"""Time of an attention kernel with known tiles: products next to softmax, rounds of blocks, memory, power.
 
 All arrays have one entry per call. A step of a block multiplies queries by a tile of keys, takes the softmax's
 exponentials, and multiplies by the values; generations of kernels differ in how much of the softmax overlaps the
@@ -59,7 +59,7 @@ class AttentionStages:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all calls have in common: the board, the matrix instruction of their type, the direction, the constants."""
+    """Common facts of all calls: the board, the matrix instruction of their type, the direction, the constants."""
 
     device: DeviceSpec
     instruction: MatrixInstruction
@@ -86,17 +86,17 @@ class Setting:
         """FLOP/s that a library's matrix product of the type reaches before the clock has fallen."""
         return self.instruction.best_flops or self.instruction.sustained_flops
 
-    def move_seconds(self, moved: Floats, kept: Floats) -> Floats:
+    def move_seconds(self, moved: Floats, cached_share: Floats) -> Floats:
         """Seconds of bytes that L2 keeps a share of, the others going through DRAM."""
         dram = self.device.dram.bandwidth_bytes_per_second
-        return moved * (1 - kept) / dram + moved * kept / self.l2_rate
+        return moved * (1 - cached_share) / dram + moved * cached_share / self.l2_rate
 
     @property
     def l2_rate(self) -> float:
         """Bytes per second of L2; of DRAM where there is none."""
         return (self.device.l2 or self.device.dram).bandwidth_bytes_per_second
 
-    def kept(self, footprint: Floats) -> Floats:
+    def cached_share(self, footprint: Floats) -> Floats:
         """Share of so many bytes that L2 still holds when they are used again."""
         if self.device.l2 is None:
             return np.zeros(footprint.shape)
@@ -130,14 +130,14 @@ class _Traffic:
         new: new keys and values, written into pages.
         dram: what moves between DRAM and L2 if L2 keeps nothing from the previous call.
         l2: what units take out of L2 and store.
-        kept: share of the bytes that the previous identical call left in L2.
+        cached_share: share of the bytes that the previous identical call left in L2.
     """
 
     queries: Floats
     new: Floats
     dram: Floats
     l2: Floats
-    kept: Floats
+    cached_share: Floats
 
 
 def kernel_stages(calls: Calls, launch: AttentionLaunch, setting: Setting) -> AttentionStages:
@@ -148,7 +148,7 @@ def kernel_stages(calls: Calls, launch: AttentionLaunch, setting: Setting) -> At
     traffic = _traffic(calls, launch, setting)
     busy = _busy_seconds(calls, launch, step, kernel, setting)
     steps = walk.blocks * walk.steps / setting.device.unit_count
-    dram = traffic.dram * (1 - traffic.kept) / setting.device.dram.bandwidth_bytes_per_second
+    dram = traffic.dram * (1 - traffic.cached_share) / setting.device.dram.bandwidth_bytes_per_second
     l2 = traffic.l2 / setting.l2_rate
     exposed = np.minimum(busy, dram) / (1 + steps / setting.constants.hidden_steps)
     body = np.maximum(np.maximum(busy, dram) + exposed, l2)
@@ -203,7 +203,7 @@ def _traffic(calls: Calls, launch: AttentionLaunch, setting: Setting) -> _Traffi
     if launch.kind == "FlashAttention 2":
         # All sequences' blocks of one query head run before those of the next: heads that share keys find them in L2
         # only if it holds what one head reads and writes of all sequences.
-        shared = setting.kept(queries / calls.heads + keys / calls.kv_heads)
+        shared = setting.cached_share(queries / calls.heads + keys / calls.kv_heads)
         keys = keys * np.where(tile.packed, 1.0, 1 + (calls.group - 1) * (1 - shared))
     tiles_bytes = walk.blocks * walk.steps * tile.keys * (tile.depth + tile.value_depth) * setting.dtype_bytes
     times = BACKWARD_TRAFFIC if setting.backward else 1.0
@@ -212,7 +212,7 @@ def _traffic(calls: Calls, launch: AttentionLaunch, setting: Setting) -> _Traffi
         new=new,
         dram=(queries + keys) * times,
         l2=(queries + tiles_bytes) * times,
-        kept=setting.kept(footprint * times),
+        cached_share=setting.cached_share(footprint * times),
     )
 
 
@@ -236,9 +236,9 @@ def _busy_seconds(
     units = setting.device.unit_count
     blocks = np.ceil(walk.blocks / units)
     rounds = np.floor(blocks / tile.resident)
-    rest = blocks - rounds * tile.resident
+    last_round = blocks - rounds * tile.resident
     round_seconds = unit_seconds(walk.steps, tile.resident)
-    equal = rounds * round_seconds + np.where(rest > 0, unit_seconds(walk.steps, rest), 0.0)
+    equal = rounds * round_seconds + np.where(last_round > 0, unit_seconds(walk.steps, last_round), 0.0)
     longest = unit_seconds(walk.longest, np.minimum(tile.resident, np.maximum(blocks, 1)))
     filled = walk.blocks / (units * tile.resident) * round_seconds + kernel.tail * longest
     unequal = np.clip(constants.uneven * (1 - walk.steps / walk.longest), 0.0, 1.0)
@@ -260,7 +260,7 @@ def _start(
     kernels = np.where(regrouped, 3.0, 1.0)
     if setting.backward:
         seconds = seconds + (BACKWARD_KERNELS - 1) * gap
-        seconds = seconds + setting.move_seconds(BACKWARD_ENDS * traffic.queries, traffic.kept)
+        seconds = seconds + setting.move_seconds(BACKWARD_ENDS * traffic.queries, traffic.cached_share)
         kernels = kernels + BACKWARD_KERNELS - 1
     return seconds, kernels
 
@@ -272,12 +272,12 @@ def _combine_seconds(
     tile, walk = launch.tile, launch.walk
     rows = np.minimum(tile.rows, calls.queries * np.where(tile.packed, calls.group, 1))
     partial = walk.blocks * rows * tile.value_depth * PARTIAL_BYTES
-    crossing = np.where(walk.splits > 1, setting.move_seconds(2 * partial, setting.kept(partial)), 0.0)
+    crossing = np.where(walk.splits > 1, setting.move_seconds(2 * partial, setting.cached_share(partial)), 0.0)
     # TensorRT-LLM's last block of a row combines its splits.
-    own_kernel = launch.kind != "TensorRT-LLM"
-    starting = setting.gap + kernel.combine_cycles * setting.cycle if own_kernel else 0.0
+    is_separate = launch.kind != "TensorRT-LLM"
+    starting = setting.gap + kernel.combine_cycles * setting.cycle if is_separate else 0.0
     seconds = starting + walk.splits * kernel.split_cycles * setting.cycle + crossing
-    return np.where(walk.combined, seconds, 0.0), np.where(walk.combined & own_kernel, 1.0, 0.0)
+    return np.where(walk.combined, seconds, 0.0), np.where(walk.combined & is_separate, 1.0, 0.0)
 
 
 def _update_seconds(calls: Calls, traffic: _Traffic, setting: Setting) -> Floats:
@@ -287,6 +287,6 @@ def _update_seconds(calls: Calls, traffic: _Traffic, setting: Setting) -> Floats
     resident = np.minimum(np.floor(limits.threads_per_unit / (warps * device.warp_lanes)), limits.blocks_per_unit)
     rounds = calls.b * calls.queries / (device.unit_count * resident)
     waiting = np.maximum(rounds - 1, 0) * constants.update_round_cycles * setting.cycle
-    moving = setting.move_seconds(traffic.new * constants.update_traffic, traffic.kept)
+    moving = setting.move_seconds(traffic.new * constants.update_traffic, traffic.cached_share)
     seconds = setting.gap + constants.update_cycles * setting.cycle + np.maximum(waiting, moving)
     return np.where(calls.paged, seconds, 0.0)

@@ -92,17 +92,17 @@ class Calls:
 
     @property
     def decoding(self) -> Bools:
-        """Whether a sequence has one query for keys that were there before."""
+        """True if a sequence has one query for keys that were there before."""
         return (self.queries == 1) & (self.paged | (self.keys > 1))
 
     @property
     def paged(self) -> Bools:
-        """Whether keys and values lie in pages."""
+        """True if keys and values lie in pages."""
         return self.page > 0
 
     @property
     def local(self) -> Bools:
-        """Whether a query sees the last keys alone."""
+        """True if a query sees the last keys alone."""
         return self.window > 0
 
 
@@ -135,7 +135,7 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """How blocks share the keys.
+    """Division of the keys among blocks.
 
     Attributes:
         blocks: blocks in all, splits included.
@@ -314,7 +314,7 @@ def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
 
 
 def walk(calls: Calls, tile: Tiles, kind: Family, device: DeviceSpec) -> Walk:
-    """How the blocks of calls that are all of one family walk the keys."""
+    """Walk of blocks over the keys, of calls that are all of one family."""
     heads_per_block = np.where(tile.packed, calls.group, 1.0)
     row_blocks = np.ceil(calls.queries * heads_per_block / tile.rows)
     steps, longest = _steps(calls, tile, heads_per_block, row_blocks)

@@ -1,4 +1,4 @@
-"""How long the attention kernels of libraries take: FlashAttention and its successors.
+"""Times of libraries' attention kernels: FlashAttention and its successors.
 
 Which kernel runs follows from the board and the call (``attention_tiles``), its time from its tiles
 (``attention_cost``). A call of pages is one of a serving engine: it writes its new keys and values into their pages
@@ -52,16 +52,16 @@ def attention_seconds(
     setting = Setting(device=device, instruction=instruction, backward=backward, constants=constants)
     calls = Calls.of(sizes)
     kinds = family(calls, device, backward=backward) if kernels is None else np.full(calls.b.shape, kernels)
-    found = {each.name: np.zeros(calls.b.shape) for each in fields(AttentionStages)}
+    stage_seconds = {each.name: np.zeros(calls.b.shape) for each in fields(AttentionStages)}
     for kind in constants.kernels:
         chosen = kinds == kind
         if chosen.any():
             some = calls.take(chosen)
             stages = kernel_stages(some, attention_launch(some, kind, device), setting)
-            for name, seconds in found.items():
+            for name, seconds in stage_seconds.items():
                 seconds[chosen] = getattr(stages, name)
     shape = np.broadcast_shapes(*(np.shape(getattr(sizes, each.name)) for each in fields(sizes)))
-    shaped = {name: seconds.reshape(shape) for name, seconds in found.items()}
+    shaped = {name: seconds.reshape(shape) for name, seconds in stage_seconds.items()}
     kernel, launches = shaped.pop("kernel"), shaped.pop("kernels")
     host = {"host": host_seconds(device, np.ones(shape), launches)}
     return library_time(device, {**host, **shaped}, kernel, launches, kinds.reshape(shape))

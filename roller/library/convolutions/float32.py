@@ -1,4 +1,4 @@
-"""How long PyTorch's two-dimensional convolutions take with cuDNN 8.9, forward and backward.
+"""Times of PyTorch's two-dimensional convolutions with cuDNN 8.9, forward and backward.
 
 cuDNN's heuristics pick an algorithm per shape; the model takes the fastest of those it knows (see
 ``convolution_algorithms``), which agrees with what ran in three calls of four and costs a few percent where it does
@@ -215,7 +215,7 @@ def _of_halves(
 
 
 def _takes_winograd(sizes: Mapping[str, Floats]) -> Bools:
-    """Whether a call has a window of 3x3, with stride, dilation and groups of one."""
+    """True if a call has a window of 3x3, with stride, dilation and groups of one."""
     is_square = (sizes["kh"] == 3) & (sizes["kw"] == 3)
     return is_square & (sizes["stride"] == 1) & (sizes["groups"] == 1) & (sizes["dilation"] == 1)
 

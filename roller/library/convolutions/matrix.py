@@ -1,4 +1,4 @@
-"""How long convolutions of 16-bit floats take with cuDNN 8 and 9 on Tensor Cores, forward and both gradients.
+"""Times of convolutions of 16-bit floats with cuDNN 8 and 9 on Tensor Cores, forward and both gradients.
 
 A convolution is a product whose operands are gathered: pixels by filters, summed over channels and window. Its kernels
 have the tiles of cuBLAS's (:mod:`roller.library.products.matrix_gemm`) and read the activations once from memory,
@@ -168,8 +168,8 @@ class _Calls:
     def _product(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], is_point: bool) -> Floats:
         size = {name: value[rows] for name, value in self.sizes.items()}
         pixels, window = self._pixels[rows], self._window[rows]
-        width = np.where(size["c"] <= _IMAGE, _IMAGE, self._whole(size["c"]))
-        filters, x, y = self._whole(size["f"]), self._x_bytes[rows], self._y_bytes[rows]
+        width = np.where(size["c"] <= _IMAGE, _IMAGE, self._padded(size["c"]))
+        filters, x, y = self._padded(size["f"]), self._x_bytes[rows], self._y_bytes[rows]
         weights = filters * width * window * self._bytes
         touched = np.minimum(x, pixels * size["c"] * self._bytes) if is_point else x
         if self.gradient == "forward":
@@ -194,7 +194,7 @@ class _Calls:
         per, filters_per = size["c"] / size["groups"], size["f"] / size["groups"]
         packed = np.clip(np.floor(c.group_width / per), 1, size["groups"])
         b = np.ceil(size["groups"] / packed)
-        width, filters = self._whole(packed * per), self._whole(packed * filters_per)
+        width, filters = self._padded(packed * per), self._padded(packed * filters_per)
         weights = size["f"] * width * self._window * self._bytes
         if self.gradient == "forward":
             m, n, k, operands = self._pixels, filters, width * self._window, (self._x_bytes, weights)
@@ -225,15 +225,15 @@ class _Calls:
             multiply[wide] = np.maximum(multiply[wide], size["groups"][wide] * one.seconds)
         if self.channels_last and self.gradient != "forward":
             each = np.where(per > c.group_width, c.plain_groups[1], c.plain_groups[0]) * self._window
-            plain = self._pixels * size["f"] * each / self._lanes
+            multiply_adds = self._pixels * size["f"] * each / self._lanes
             # Eight groups, each in a tile of its own, have a kernel with matrix units however few they are.
             in_eights = (size["groups"] % self._vector == 0) & (packed == 1) & (per <= c.widest_group)
             is_few = (size["groups"] < c.few_groups) & (per >= self._vector) & ~in_eights
-            is_plain = is_few | (per % (self._vector / 2) != 0)
-            multiply = np.where(is_plain, np.maximum(multiply, plain), multiply)
+            has_no_matrix_units = is_few | (per % (self._vector / 2) != 0)
+            multiply = np.where(has_no_matrix_units, np.maximum(multiply, multiply_adds), multiply)
         elif self.dtype == "tfloat32" and self.gradient == "data":
-            plain = self._pixels * size["f"] * per * self._window * c.plain_pair / self._lanes
-            multiply = np.maximum(multiply, plain)
+            multiply_adds = self._pixels * size["f"] * per * self._window * c.plain_pair / self._lanes
+            multiply = np.maximum(multiply, multiply_adds)
         return multiply, self._transposed
 
     def depthwise(self) -> tuple[Floats, Floats]:
@@ -330,6 +330,6 @@ class _Calls:
         """Channels that a thread loads at once."""
         return VECTOR_BYTES / self._bytes
 
-    def _whole(self, channels: Floats) -> Floats:
+    def _padded(self, channels: Floats) -> Floats:
         """Channels in whole vectors."""
         return np.asarray(np.ceil(channels / self._vector) * self._vector)

@@ -1,4 +1,4 @@
-"""How long a cuBLAS GEMM kernel with a known tile takes: arithmetic in waves of blocks, memory, power.
+"""Time of a cuBLAS GEMM kernel with a known tile: arithmetic in waves of blocks, memory, power.
 
 All arrays have one entry per GEMM. The kernel is a chain of stages (thesis 5.5.3 treats our own kernels the same way):
 every unit works through its blocks, resident ones side by side; DRAM delivers what the caches do not keep; a board at
@@ -141,8 +141,8 @@ def kernel_stages(
     power = _power_seconds(launch, device, steps, flops, dram, constants)
     kernel = _limited_seconds(busy, power, constants)
     # There is no measurement of models on matrix units at a board's limit, and most boards have none for float32.
-    known = device.power_limited_flops("float32") is not None and flops == device.best_flops("float32")
-    step = _limited_seconds(busy, _cooler_seconds(busy, power, constants), constants) if known else kernel
+    is_measured = device.power_limited_flops("float32") is not None and flops == device.best_flops("float32")
+    step = _limited_seconds(busy, _cooler_seconds(busy, power, constants), constants) if is_measured else kernel
     result_bytes = launch.m * launch.n * bytes_per_element
     reduce = np.where(
         launch.reduce,
@@ -162,10 +162,10 @@ def kernel_stages(
 
 def _limited_seconds(busy: Floats, power: Floats, c: GemmConstants) -> Floats:
     """A kernel of ``busy`` seconds at boost clock, ``power`` at the clock that the limit leaves for good."""
-    held = np.maximum(busy, power)
+    sustained = np.maximum(busy, power)
     # The longer the load, the less is left of the boost the board started with.
-    boost = 1 / (1 + (held / c.power_seconds) ** 2)
-    return np.asarray(held + (busy - held) * boost)
+    boost = 1 / (1 + (sustained / c.power_seconds) ** 2)
+    return np.asarray(sustained + (busy - sustained) * boost)
 
 
 def _cooler_seconds(busy: Floats, power: Floats, c: GemmConstants) -> Floats:
@@ -222,7 +222,7 @@ def _row_traffic(launch: TiledGemms, device: DeviceSpec, size: float) -> Floats:
 
 
 def _dear_staging(device: DeviceSpec) -> bool:
-    """Whether moving operands costs a tile arithmetic.
+    """True if moving operands costs a tile arithmetic.
 
     It does where a scheduler has 32 float32 lanes, so that every other instruction takes the place of a multiply-add,
     and where shared memory delivers less than a word for every 3 multiply-adds (otherwise 2 words for 4 or 5).
@@ -263,7 +263,7 @@ def _compute_seconds(
 
 
 def _ranking(launch: TiledGemms, device: DeviceSpec, kernel: Floats) -> Floats:
-    """What the library picks by, the smaller the better; to be compared between candidates for one GEMM.
+    """Figure that the library picks by, the smaller the better; to be compared between candidates for one GEMM.
 
     Volta's kernels: our time. Ampere's: likewise, but k is split only where even the smallest tiles leave units idle
     (98 of 100 NeuSight calls on A100). The older heuristic for Maxwell's knows nothing of memory. Where tiles of
@@ -284,10 +284,10 @@ def _ranking(launch: TiledGemms, device: DeviceSpec, kernel: Floats) -> Floats:
     area = columns * rows * launch.tile_m * launch.tile_n * (np.ceil(filled) / filled) ** 0.1
     area *= np.where((launch.tile_m == 64) & (_schedulers(device) < 4), 1.075, 1.0)
     # Only the order counts: no time is meant. Powers keep the runner-up out of the mean that the caller takes.
-    whole = np.where((launch.splits > 1) | (launch.tile_m < 64), np.inf, (area / 2.0**40) ** 20)
+    unsplit = np.where((launch.splits > 1) | (launch.tile_m < 64), np.inf, (area / 2.0**40) ** 20)
     split = np.where(launch.splits > 1, kernel * (1 + np.log(filled * results) ** 2), np.inf)
     squares = np.ceil(launch.m / 64) * np.ceil(launch.n / 64) / device.unit_count
-    choice = np.where((squares >= 8) | (launch.k <= 256), whole, split)
+    choice = np.where((squares >= 8) | (launch.k <= 256), unsplit, split)
     return np.where(launch.transposed, choice, kernel)  # batched calls have one tile and never split
 
 
@@ -309,9 +309,9 @@ def _dram_seconds(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: f
     reads = _reads(launch, device, steps, size, c)
     inputs = (reads.once_m + reads.once_n) / launch.b
     l2 = float((device.l2 or device.dram).capacity_bytes)
-    kept = 1 / (1 + (inputs / l2) ** 4)
-    read_m = reads.once_m + np.maximum(reads.again_m - reads.once_m, 0) * (1 - kept)
-    read_n = reads.once_n + np.maximum(reads.again_n - reads.once_n, 0) * (1 - kept)
+    cached_share = 1 / (1 + (inputs / l2) ** 4)
+    read_m = reads.once_m + np.maximum(reads.again_m - reads.once_m, 0) * (1 - cached_share)
+    read_n = reads.once_n + np.maximum(reads.again_n - reads.once_n, 0) * (1 - cached_share)
     stream = device.dram.bandwidth_bytes_per_second
     # Operands that are contiguous along k are read in rows of ``depth`` elements. Once such rows are far apart, each
     # activates a DRAM row, and the activations per second bound the rate.
@@ -365,7 +365,7 @@ class _Reads(NamedTuple):
 
 
 def _reads(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> _Reads:
-    """What the running blocks read of both operands, as far as those that run together do not share it."""
+    """Bytes of both operands that the running blocks read, as far as those that run together do not share them."""
     columns, rows, results = blocks_of(launch)
     blocks = columns * rows * results
     resident = resident_blocks(launch, device)
@@ -384,10 +384,10 @@ def _reads(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: float, c
     # block has to even out its luck. What one block reads is still in L2 for another that shares it if they are closer
     # than the stretch of k that L2 holds of what all running blocks read.
     l2 = float((device.l2 or device.dram).capacity_bytes)
-    held = l2 / (together * (used_m + used_n) * size)
+    depth = l2 / (together * (used_m + used_n) * size)
     settled = 1 - (1 - c.drift_first) * np.exp(-(waves - 1) / c.drift_waves)
     distance = steps * settled * 64 / launch.threads
-    lost_m = distance / (distance + c.hold_m * held)
-    lost_n = distance / (distance + c.hold_n * held)
+    lost_m = distance / (distance + c.hold_m * depth)
+    lost_n = distance / (distance + c.hold_n * depth)
     once_m, once_n = launch.b * launch.m * launch.k * size, launch.b * launch.n * launch.k * size
     return _Reads(once_m, once_n, shared_m + (alone_m - shared_m) * lost_m, shared_n + (alone_n - shared_n) * lost_n)

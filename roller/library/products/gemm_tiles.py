@@ -45,7 +45,7 @@ class GemmTile:
 
     @property
     def sliced(self) -> bool:
-        """Whether groups of warps share the k of a step."""
+        """True if groups of warps share the k of a step."""
         return self.depth > 8
 
 

@@ -1,4 +1,4 @@
-"""How long cuBLAS takes for matrix products on Tensor Cores, and which of its kernels it takes.
+"""Times of cuBLAS's matrix products on Tensor Cores, and its choice among kernels.
 
 ``out[b,m,n] = x[b,m,k] w[b,n,k]``: m tokens by a layer's weights. The library is a menu of tiles, each with k whole or
 cut into slices; a product takes the tile that is fastest by this model. A kernel is three flows that overlap in part:
@@ -162,7 +162,7 @@ class MatrixTimes:
 
 
 def has_matrix_gemm(device: DeviceSpec, dtype: str) -> bool:
-    """Whether products of a type run on Tensor Cores of a board."""
+    """True if products of a type run on Tensor Cores of a board."""
     return kernels_of(device, dtype, is_aligned=True) is not None
 
 
@@ -294,8 +294,8 @@ class _Calls:
             return seconds
         steps = self._steps(tile)[rows]
         tiles = self._tiles(rows, tile)
-        whole = np.ceil(steps / np.ceil(steps / splits)) == splits
-        allowed = whole & (steps >= shortest) & (tiles * splits <= 4 * units)
+        is_even = np.ceil(steps / np.ceil(steps / splits)) == splits
+        allowed = is_even & (steps >= shortest) & (tiles * splits <= 4 * units)
         costs = self._candidates(rows, tile, np.full((1, 1), float(splits))).seconds
         seconds[rows] = np.where(allowed, costs, np.inf)
         return seconds
@@ -419,7 +419,7 @@ class _Calls:
 
     @cached_property
     def _l2_bytes(self) -> float:
-        """What L2 holds of data that all units read: each partition keeps a copy."""
+        """Bytes of data that all units read and L2 can hold: each partition keeps a copy."""
         l2 = self.device.l2
         return 1.0 if l2 is None else l2.capacity_bytes / (l2.partitions or 1)
 

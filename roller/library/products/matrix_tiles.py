@@ -103,5 +103,5 @@ def kernels_of(device: DeviceSpec, dtype: str, *, is_aligned: bool) -> Kernels |
 
 
 def aligned(n: Floats, k: Floats, element_bytes: int) -> Bools:
-    """Whether the rows of both operands and of the result can be read in bulk."""
+    """True if the rows of both operands and of the result can be read in bulk."""
     return np.asarray((k * element_bytes % BULK_ROW_BYTES == 0) & (n * element_bytes % BULK_ROW_BYTES == 0))

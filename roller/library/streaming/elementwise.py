@@ -1,4 +1,4 @@
-"""How long PyTorch's element-wise operators take: one vectorised kernel that streams its tensors.
+"""Times of PyTorch's element-wise operators: one vectorised kernel that streams its tensors.
 
 PyTorch 2.1 runs a contiguous element-wise operator as one ``vectorized_elementwise_kernel``: blocks of 128 threads,
 four elements per thread with 16-byte loads. Such a kernel is bound by DRAM, by the L2 cache when the tensors of the
@@ -148,7 +148,7 @@ class _Traits(NamedTuple):
 
 
 def _traits(operator: ElementwiseOperator, inputs: int | None, direction: Direction) -> _Traits:
-    """What an operator's kernels in one direction move and issue."""
+    """Bytes and instructions of an operator's kernels in one direction."""
     if direction == "forward":
         read = operator.inputs if inputs is None else inputs
         return _Traits(1, read + 1, operator.host, operator.instructions)

@@ -1,4 +1,4 @@
-"""How long PyTorch's softmax and layer norm over the last axis take, forward and backward.
+"""Times of PyTorch's softmax and layer norm over the last axis, forward and backward.
 
 Softmax of rows up to 1024 elements keeps a row in the registers of a warp (``softmax_warp_forward``) and touches memory
 once each way. Longer rows get a block each (``cunn_SoftMaxForward``) that reads the row three times: maximum, sum of
@@ -175,12 +175,16 @@ def _memory(device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, 
     """DRAM and L2 seconds of kernels that move ``moved`` bytes once and read ``again`` bytes another time."""
     l2 = device.l2
     cached = reuse(device, moved)
-    kept = np.zeros_like(moved)
+    cached_share = np.zeros_like(moved)
     if l2 is not None:
-        kept = _ramp(2 * resident * device.unit_count * row_bytes / l2.capacity_bytes, RESIDENT_FULL, RESIDENT_NONE)
+        cached_share = _ramp(
+            2 * resident * device.unit_count * row_bytes / l2.capacity_bytes, RESIDENT_FULL, RESIDENT_NONE
+        )
     if device.compute_capability is not None and device.compute_capability >= (7, 0):
-        kept = np.maximum(kept, _ramp(resident * row_bytes / device.shared.capacity_bytes, L1_FULL, L1_NONE))
-    hits = np.maximum(kept, cached)
+        cached_share = np.maximum(
+            cached_share, _ramp(resident * row_bytes / device.shared.capacity_bytes, L1_FULL, L1_NONE)
+        )
+    hits = np.maximum(cached_share, cached)
     rate = device.dram.bandwidth_bytes_per_second
     l2_rate = l2.bandwidth_bytes_per_second if l2 is not None else rate
     return {

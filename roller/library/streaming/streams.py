@@ -71,7 +71,7 @@ def streamed_seconds(
         InputError: the board has no arithmetic rate for ``dtype``.
     """
     sizes = (moved, outputs, points, scattered, blocks, trips)
-    traffic, results, work, apart, few, turns = (
+    traffic, results, work, sectors, few, turns = (
         np.atleast_1d(array) for array in np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
     )
     ones = np.ones(traffic.shape)
@@ -86,7 +86,7 @@ def streamed_seconds(
         "launch": block_seconds(device, np.ceil(results / BLOCK_ELEMENTS)),
         **stream_seconds(device, traffic),
         "arithmetic": arithmetic,
-        "sectors": apart * SECTOR_BYTES / (device.l2 or device.dram).bandwidth_bytes_per_second,
+        "sectors": sectors * SECTOR_BYTES / (device.l2 or device.dram).bandwidth_bytes_per_second,
         "blocks": _few_blocks_seconds(device, traffic, np.where(turns > 0, 0.0, few)),
         "trips": turns * np.ceil(few / resident) * (device.dram.latency_seconds or 400e-9),
     }

@@ -22,7 +22,7 @@ AttentionDType = Literal["float16", "bfloat16", "float32", "float64", "float8_e4
 
 
 class AttentionSizes(Operator, kw_only=True, frozen=True):
-    """What attention and its gradients have in common: tensors ``[b, heads, queries or keys, head_dim]`` and a mask.
+    """Common keys of attention and its gradients: tensors ``[b, heads, queries or keys, head_dim]`` and a mask.
 
     Attributes:
         b: sequences.
@@ -70,12 +70,12 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
 
     @property
     def factor(self) -> float:
-        """What products are multiplied by."""
+        """Factor of the products."""
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def shares_keys(self) -> bool:
-        """Whether several heads of queries read the same keys."""
+        """True if several heads of queries read the same keys."""
         return self.key_heads != self.heads
 
     @property
@@ -135,7 +135,7 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
         return parts + ([f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else [])
 
     def _seen(self) -> str:
-        """Whether query i sees key j, both counted from 0."""
+        """Condition under which query i sees key j, both counted from 0."""
         last = self.key_count - self.queries
         end = f"j <= i + {last}"
         return f"{end} and j > i + {last - self.window_size}" if self.window_size else end

@@ -1,4 +1,4 @@
-"""What every named operator builds on: its keys, the program that it writes, and the epilogue after that."""
+"""Base of every named operator: its keys, the program that it writes, and the epilogue after that."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ STEP_WORDS = {"bias_add": "bias", "residual_add": "residual", "scale": "scale"}
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What a named operator writes: a text of the language and what the text does not say.
+    """Program of a named operator: a text of the language and what the text does not say.
 
     Attributes:
         text: statements of the language.
@@ -111,7 +111,7 @@ class NamedProgram(Protocol):
 
     @property
     def allow_tf32(self) -> bool:
-        """Whether products of float32 may round their operands."""
+        """True if products of float32 may round their operands."""
 
     @property
     def epilogue(self) -> tuple[EpilogueStep, ...]:

@@ -17,13 +17,13 @@ def program_expression(operator: NamedProgram, name: str) -> TensorExpr:
     Raises:
         InputError: keys of the operator contradict each other.
     """
-    own = operator.program()
-    program = with_epilogue(own, operator.epilogue)
+    unextended = operator.program()
+    program = with_epilogue(unextended, operator.epilogue)
     expr = parse_program(
         program.text, program.sizes, program.dtypes, accumulate=operator.accumulate, name=name, shapes=program.shapes,
         default_dtype=program.default_dtype or operator.dtype, external_shapes=program.external_shapes,
     )  # fmt: skip
-    return replace(expr, allow_tf32=operator.allow_tf32, origin=Origin(operator=operator, result=own.output))
+    return replace(expr, allow_tf32=operator.allow_tf32, origin=Origin(operator=operator, result=unextended.output))
 
 
 def program_as(operator: NamedProgram, expr: TensorExpr) -> TensorExpr:
@@ -83,10 +83,10 @@ def renamed(expr: TensorExpr, names: Mapping[str, str], taken: Collection[str] =
     """
     if not names:
         return expr
-    own = [*expr.sizes, *(tensor.name for tensor in expr.tensors)]
-    chosen = {name: names[name] for name in own if name in names}
+    names_in_use = [*expr.sizes, *(tensor.name for tensor in expr.tensors)]
+    chosen = {name: names[name] for name in names_in_use if name in names}
     used = {*chosen.values(), *taken}
-    for name in own:
+    for name in names_in_use:
         if name not in chosen:
             chosen[name] = unused_name(name, used)
             used.add(chosen[name])
@@ -104,6 +104,6 @@ def renamed(expr: TensorExpr, names: Mapping[str, str], taken: Collection[str] =
 
 def _renamed_origin(origin: Origin, names: Mapping[str, str]) -> Origin:
     """The origin of an expression whose tensors and axes got other names."""
-    before = {now: own for own, now in origin.names}
+    before = {now: program_name for program_name, now in origin.names}
     pairs = ((before.get(name, name), new) for name, new in names.items())
     return replace(origin, result=names[origin.result], names=tuple(pairs))

@@ -20,7 +20,7 @@ class Product(Operator, kw_only=True, frozen=True):
 
     @property
     def flags(self) -> str:
-        """What the transposed operands, and an output of a type of its own, add to a derived name."""
+        """Part of a derived name for transposed operands, and for an output of a type of its own."""
         output = f"_to_{self.output_dtype}" if self.output_dtype else ""
         return "_ta" * self.transpose_a + "_tb" * self.transpose_b + output
 

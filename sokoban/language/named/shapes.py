@@ -41,13 +41,13 @@ class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
         if len(set(reduced)) < len(reduced):
             raise InputError("axes", f"{list(self.axes)} names a dimension twice", "name every dimension once")
         sizes = dict(zip(names, self.shape, strict=True))
-        kept = tuple(name for dimension, name in enumerate(names) if dimension not in reduced)
-        if not kept:
-            sizes["one"], kept = 1, ("one",)
+        output_axes = tuple(name for dimension, name in enumerate(names) if dimension not in reduced)
+        if not output_axes:
+            sizes["one"], output_axes = 1, ("one",)
         over = ",".join(names[dimension] for dimension in sorted(reduced))
-        text = f"Y[{','.join(kept)}] = {self.function}([{over}], X[{','.join(names)}])"
+        text = f"Y[{','.join(output_axes)}] = {self.function}([{over}], X[{','.join(names)}])"
         stem = f"reduce_{self.function}_{by(self.shape)}_axis{by(sorted(reduced))}"
-        return Program(text=text, sizes=sizes, output="Y", axes=kept, stem=stem)
+        return Program(text=text, sizes=sizes, output="Y", axes=output_axes, stem=stem)
 
 
 class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):

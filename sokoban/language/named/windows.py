@@ -209,7 +209,7 @@ class DepthwiseConv2d(Operator, tag="depthwise_conv2d", kw_only=True, frozen=Tru
 
 
 class _Pool(Operator, kw_only=True, frozen=True):
-    """What both pools share; ``stride`` has no default because libraries disagree on it."""
+    """Common keys of both pools; ``stride`` has no default because libraries disagree on it."""
 
     n: Size
     c: Size
@@ -269,7 +269,7 @@ class AvgPool2d(_Pool, tag="avg_pool2d", kw_only=True, frozen=True):
 
 
 def _inside(window: _Window, axis: str) -> str:
-    """How many taps of an undilated window lie inside the input."""
+    """Number of taps of an undilated window that lie inside the input."""
     start = f"{_times(window.stride, axis)} - {window.before}"
     return f"min({start} + {window.taps}, {window.extent}) - max({start}, 0)"
 

@@ -18,7 +18,7 @@ from hal.spec.parts import MemoryLayer
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.rows import row_bytes, row_work
-from sokoban.model.cpu.stages import COPYING, STAGES, Stages, whole_seconds
+from sokoban.model.cpu.stages import COPYING, STAGES, Stages, kernel_seconds
 from sokoban.model.cpu.traffic import Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
 from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
@@ -28,7 +28,7 @@ from sokoban.schedule.tile import TileSchedule
 #: What a predicted time may consist of besides the stage that sets the pace, starting the blocks and the launch.
 REMAINDERS = ("uneven blocks", "core", "layers")
 
-#: The name of what a row kernel reads, tensors together.
+#: Name of all tensors that a row kernel reads.
 ROWS = "rows"
 
 
@@ -37,12 +37,12 @@ class Way:
     """The way from one layer into the cache above it, whole kernel and all units.
 
     Attributes:
-        read_bytes: that come in, by tensor; a packed operand's copy has the tensor's name with a ``'``.
-        moved_bytes: that come in and go out, as often as the model counts them; 0 where all tensors stay in the cache
+        read_bytes: bytes that come in, by tensor; a packed operand's copy has the tensor's name with a ``'``.
+        moved_bytes: bytes that come in and go out, as the model counts them; 0 where all tensors stay in the cache
             above from call to call.
-        unprefetched_bytes: that come in without having been asked for ahead, while a core computes.
-        copied_bytes: that come in while a core copies and computes nothing.
-        copied_unprefetched_bytes: those of ``copied_bytes`` that nobody asked for ahead.
+        unprefetched_bytes: bytes that come in without a prefetch while a core computes.
+        copied_bytes: bytes that come in while a core copies and computes nothing.
+        copied_unprefetched_bytes: the part of ``copied_bytes`` that was not prefetched.
     """
 
     above: MemoryLayer
@@ -180,10 +180,10 @@ def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     fixed = sum(ends.values())
     by_itself = _seconds_of(stages, device, {slowest}) - fixed
     together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
-    whole = _seconds_of(stages, device, stages.seconds) - fixed
+    total = _seconds_of(stages, device, stages.seconds) - fixed
     beside = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
     added = (by_itself - slowest_seconds, together - by_itself, beside - together)
-    copying = {COPYING: whole - beside} if slowest != COPYING else {}
+    copying = {COPYING: total - beside} if slowest != COPYING else {}
     return {slowest: slowest_seconds, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
 
 
@@ -191,7 +191,7 @@ def _seconds_of(stages: Stages, device: DeviceSpec, names: Collection[str]) -> f
     """The whole kernel's seconds if the other stages took none."""
     some = copy.copy(stages)
     some.seconds = {name: seconds if name in names else 0.0 * seconds for name, seconds in stages.seconds.items()}
-    return one(whole_seconds(some, device))
+    return one(kernel_seconds(some, device))
 
 
 def lane_counts(extent: int, lanes: int) -> list[int]:
@@ -206,5 +206,5 @@ def lane_counts(extent: int, lanes: int) -> list[int]:
 
 
 def is_resident(anatomy: CpuAnatomy) -> bool:
-    """Whether all tensors of the operator stay in a cache of the whole device from one call to the next."""
+    """True if all tensors of the operator stay in a cache of the whole device from one call to the next."""
     return bool(np.isclose(anatomy.ways[-1].moved_bytes, 0.0))

@@ -84,10 +84,10 @@ def _reads(form: KernelForm, value: Value, along: str, lanes: int) -> tuple[floa
         used = {axis for index in load.indices for axis in index.axes}
         if load.tensor in produced or along not in used:
             continue
-        plain = load.indices[-1].coefficient(along) in (1, -1) and not any(
+        is_contiguous = load.indices[-1].coefficient(along) in (1, -1) and not any(
             index.coefficient(along) for index in load.indices[:-1]
         )
-        if plain and load.pad is None:
+        if is_contiguous and load.pad is None:
             requests += 1.0
             continue
         requests += lanes

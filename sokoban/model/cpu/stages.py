@@ -2,8 +2,8 @@
 
 The stages are arithmetic, instruction issue, requests of the first cache, sums that wait for themselves, and the way
 into every cache from the one below and from memory. As in :mod:`sokoban.model.rational` the slowest sets the pace
-(5.4.3) and others add what it does not hide; copies into scratch memory that nobody asked for ahead hide nothing and
-are hidden by nothing. Nobody copies into the caches themselves, so that what passes through each follows from reuse
+(5.4.3) and others add what it does not hide; copies into scratch memory that were not prefetched hide nothing and
+are hidden by nothing. The caches are not filled by copies, so that what passes through each follows from reuse
 distances (:mod:`sokoban.model.cpu.traffic`); a unit has one block at a time, and no other to hide its waiting with.
 
 What a device must say for this: ``teu.lane = "element"``, and of every layer who shares it.
@@ -40,7 +40,7 @@ CHAIN_CYCLES = 4.0
 #: a network comes back to a layer's tensors after all others.
 TENSOR_SETS = 2.0
 
-#: Lines that a core waits for at a time, of those that nobody asked for ahead: as many as instructions within so many
+#: Lines that a core waits for at a time, of those that were not prefetched: as many as instructions within so many
 #: ask for, and no more than it keeps track of.
 WINDOW_INSTRUCTIONS = 200.0
 LINES_IN_FLIGHT = 10.0
@@ -103,10 +103,10 @@ class Stages:
         self.seconds[COPYING][where] += np.maximum(passing, work.copying / self._starts())
         self.blocks[where] = product(tiles.blocks.values(), len(where))
         self.scratch_bytes[where] = traffic.scratch_bytes
-        held = tiles.rows * tiles.tile_pieces
+        sums = tiles.rows * tiles.tile_pieces
         operands = tiles.tile_pieces + 1 if self.form.reduction is not None else 1
-        self.registers[where] = (held + operands) * tiles.lanes
-        self.spilled[where] = np.maximum(0, held + operands - self._vector_registers())
+        self.registers[where] = (sums + operands) * tiles.lanes
+        self.spilled[where] = np.maximum(0, sums + operands - self._vector_registers())
 
     def _row_kernels(self, where: Ints, table: ScheduleTable) -> None:
         """Seconds of schedules that work by rows; ``where``: their rows."""
@@ -136,8 +136,8 @@ class Stages:
         if cache.shared_by != "device":
             return 1.0
         tensors = (*self.form.expr.inputs, self.form.expr.output)
-        held = TENSOR_SETS * sum(tensor.size_bytes for tensor in tensors)
-        return float(held > USABLE * cache.capacity_bytes)
+        tensor_bytes = TENSOR_SETS * sum(tensor.size_bytes for tensor in tensors)
+        return float(tensor_bytes > USABLE * cache.capacity_bytes)
 
     def _vector_registers(self) -> int:
         """Registers of a core that hold a vector."""
@@ -186,7 +186,7 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
     seconds = dict(stages.seconds)
     seconds["block_launch"] = stages.blocks * device.block_launch_seconds
     return EstimateTable(
-        seconds=whole_seconds(stages, device),
+        seconds=kernel_seconds(stages, device),
         stage_seconds=seconds,
         registers=stages.registers,
         shared_bytes=stages.scratch_bytes,
@@ -195,7 +195,7 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
     )
 
 
-def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
+def kernel_seconds(stages: Stages, device: DeviceSpec) -> Floats:
     """Seconds of the kernel: its stages added up inside a core, then with a core's own layers, then with shared ones,
     on the units that have blocks."""
     blocks = stages.blocks
@@ -215,8 +215,8 @@ def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
 
 def _spill_factor(stages: Stages) -> Floats:
     """Factor of the time of a core: accumulators without a register are read and written at every turn."""
-    held = np.maximum(1, stages.registers // max(1, stages.placed.vector_lanes))
-    factor: Floats = 1.0 + 4.0 * stages.spilled / held
+    registers = np.maximum(1, stages.registers // max(1, stages.placed.vector_lanes))
+    factor: Floats = 1.0 + 4.0 * stages.spilled / registers
     return factor
 
 

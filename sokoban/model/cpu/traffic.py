@@ -1,10 +1,10 @@
-"""How many bytes caches that manage themselves let through: reuse distances of a tile schedule's loops.
+"""Bytes that caches which manage themselves let through: reuse distances of a tile schedule's loops.
 
 A block's loops are, outermost first: blocks, steps of the sum, register tiles, and the sum within a step. What all
 operands touch during one turn of a loop is its working set. Where that fits a cache, the next turn finds there what it
 reads again, and only what is new comes from below; where it does not, everything does (the *reuse distance* is then
 longer than the cache, and every loop further out pays in full). That is Sokoban's traffic of a layer (thesis 5.5.1) for
-layers that nobody copies into.
+layers that no copies fill.
 
 Bytes count in whole transactions, where every row of a tile begins somewhere in its first one.
 """
@@ -49,7 +49,7 @@ class Loop:
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What is touched of a tensor.
+    """Part of a tensor that is touched.
 
     Attributes:
         bytes: in whole transactions.
@@ -72,15 +72,15 @@ class Footprint:
         )
 
     def crowded(self, layer: MemoryLayer) -> Bools | bool:
-        """Whether a cache cannot keep it for lack of places: rows whose first lines fall into few of its sets."""
+        """True if a cache cannot keep it for lack of places: rows whose first lines fall into few of its sets."""
         line = layer.transaction_bytes
-        apart = (self.stride % line == 0) & (self.stride > 0)
-        if layer.associativity is None or layer.shared_by == "device" or not apart.any():
+        is_strided = (self.stride % line == 0) & (self.stride > 0)
+        if layer.associativity is None or layer.shared_by == "device" or not is_strided.any():
             return False  # large caches hash their addresses
         sets = max(1, layer.capacity_bytes // (layer.associativity * line))
         starts = sets // np.gcd(sets, np.maximum(1, self.stride // line))
         covered = np.minimum(sets, starts * np.ceil(self.row / line))
-        return apart & (self.bytes > covered * layer.associativity * line)
+        return is_strided & (self.bytes > covered * layer.associativity * line)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,7 +93,7 @@ class Stream:
             all loops together touch.
         start: loops that the accesses are outside of.
         written: whether the operand is the results.
-        unprefetched: share of its lines that nobody asked for ahead, as prefetchers do not follow short pieces that lie
+        unprefetched: share of its lines that were not prefetched, as prefetchers do not follow short pieces that lie
             on different pages.
         copied: whether it is read by copying it.
         copying: share of its lines that come while a core copies and computes nothing.
@@ -126,9 +126,9 @@ class Traffic:
         middle = [
             Loop(axis, tiles.tiles[axis] / tiles.blocks[axis], tiles.block[axis]) for axis in tiles.tile_loops[::-1]
         ]
-        whole = {axis: np.full(self.count, size) for axis, size in sizes.items()}
-        steps = [Loop(axis, 1.0 * tiles.step_counts[axis], whole[axis]) for axis in self.form.reduced[::-1]]
-        outer = [Loop(axis, 1.0 * tiles.blocks[axis], whole[axis]) for axis in self.form.final.axes[::-1]]
+        full_sizes = {axis: np.full(self.count, size) for axis, size in sizes.items()}
+        steps = [Loop(axis, 1.0 * tiles.step_counts[axis], full_sizes[axis]) for axis in self.form.reduced[::-1]]
+        outer = [Loop(axis, 1.0 * tiles.blocks[axis], full_sizes[axis]) for axis in self.form.final.axes[::-1]]
         # Most schedules take no steps along most axes.
         return [*inner, *middle, *(loop for loop in (*steps, *outer) if (loop.turns > 1).any())]
 
@@ -178,8 +178,8 @@ class Traffic:
         scratch: list[Footprint] = []
         source: list[Footprint] = []
         for place, (box, touched) in enumerate(zip(self.boxes, direct, strict=True)):
-            held = self._held(load, box, tensor, panels)
-            scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
+            box_footprint = self._footprint_of_box(load, box, tensor, panels)
+            scratch.append(box_footprint.where(staged & (place <= depth), scratch[-1] if scratch else None))
             source.append(touched.where(~staged | (place >= depth)))
         return [
             Stream(
@@ -194,7 +194,7 @@ class Traffic:
         ]
 
     def _unprefetched_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:
-        """Share of the lines of an operand that is copied row by row that nobody asked for ahead: every row is a piece
+        """Share of unprefetched lines of an operand that is copied row by row: every row is a piece
         by itself. ``places``: loops inside the copy, by schedule."""
         share: Floats = np.zeros(self.count)
         for place in np.unique(places).tolist():
@@ -209,7 +209,7 @@ class Traffic:
         return np.minimum(1.0, LINES_UNPREFETCHED / lines) * np.minimum(1.0, stride / PAGE_BYTES)
 
     def _unprefetched(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
-        """Share of an operand's lines that nobody asked for ahead: the first ones of every piece whose next piece lies
+        """Share of an operand's lines that were not prefetched: the first ones of every piece whose next piece lies
         on another page. A piece goes as far as the loops go along a row; a few pieces are followed at the same time."""
         tensor = self.form.expr.tensor_by_name[load.tensor]
         rows = [math.prod(tensor.shape[place + 1 :]) * tensor.element_bytes for place in range(len(tensor.shape))]
@@ -236,24 +236,24 @@ class Traffic:
         tiles, sizes = self.tiles, self.form.sizes
         stepped = sum((tiles.step[axis] < sizes[axis] for axis in tiles.step), np.zeros(self.count, dtype=np.int64))
         asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
-        held = {**tiles.block, **tiles.step}
+        tile = {**tiles.block, **tiles.step}
         block_tiles = product(tiles.tiles_per_block.values(), self.count)
         turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
         turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
         line = self.device.shared.transaction_bytes // tensor.element_bytes
-        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, True, block_tiles, turns, line) > 0)
+        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, tile, True, block_tiles, turns, line) > 0)
         times = tiles.steps * product(tiles.blocks.values(), self.count)
         return np.where(asked, np.minimum(1.0, self.device.unit_count / times), 1.0)
 
-    def _held(self, load: Load, box: Mapping[str, Ints], tensor: Tensor, panels: bool) -> Footprint:
-        """What a box of axes reads of a copy: side by side in panels, else row by row, some of each row."""
+    def _footprint_of_box(self, load: Load, box: Mapping[str, Ints], tensor: Tensor, panels: bool) -> Footprint:
+        """Bytes of a copy that a box of axes reads: adjacent in panels, else row by row, some of each row."""
         extents = extents_of(load, box, None)
         row = 1.0 * extents[-1] * tensor.element_bytes + np.zeros(self.count)
         elements = np.prod(np.broadcast_arrays(*extents, np.ones(self.count)), axis=0)
         line = self.device.shared.transaction_bytes
-        whole = elements * tensor.element_bytes / row * np.maximum(line, row + line - tensor.element_bytes)
-        held = elements * tensor.element_bytes if panels else whole
-        return Footprint(held, row, np.zeros(self.count, dtype=np.int64))
+        row_bytes = elements * tensor.element_bytes / row * np.maximum(line, row + line - tensor.element_bytes)
+        size_bytes = elements * tensor.element_bytes if panels else row_bytes
+        return Footprint(size_bytes, row, np.zeros(self.count, dtype=np.int64))
 
     def _touched(self, extents: Sequence[Ints], tensor: Tensor) -> Footprint:
         """The transactions that a box of a tensor lies in."""
@@ -289,7 +289,7 @@ class Traffic:
         return self._share_into(layer, lambda stream: np.where(stream.copied, 0.0, stream.unprefetched))
 
     def copied_into(self, layer: MemoryLayer) -> tuple[Floats, Floats]:
-        """Bytes that come into a cache while a core does nothing but copy, and those of them that nobody asked for
+        """Bytes that come into a cache while a core does nothing but copy, and those of them that were not asked for
         ahead."""
         return (
             self._share_into(layer, lambda stream: stream.copying),
@@ -303,25 +303,26 @@ class Traffic:
 
     def streams_into(self, layer: MemoryLayer) -> list[Floats]:
         """Bytes that come into a cache, by stream; what is written counts once."""
-        known = self._known.get(layer.name)
-        if known is None:
-            shares = self._kept(layer)
-            known = self._known[layer.name] = [self._moved(stream, shares, layer) for stream in self.streams]
-        return known
+        moved = self._bytes_by_layer.get(layer.name)
+        if moved is None:
+            shares = self._shares_retained(layer)
+            moved = self._bytes_by_layer[layer.name] = [self._moved(stream, shares, layer) for stream in self.streams]
+        return moved
 
     @cached_property
-    def _known(self) -> dict[str, list[Floats]]:
+    def _bytes_by_layer(self) -> dict[str, list[Floats]]:
         return {}
 
-    def _kept(self, layer: MemoryLayer) -> list[Floats]:
+    def _shares_retained(self, layer: MemoryLayer) -> list[Floats]:
         """Share of what one turn of all loops inside a loop touches that a cache still has in the next turn, by
         loop."""
         places = range(len(self.loops) + 1)
-        held = (sum((s.footprints[place].bytes for s in self.streams), np.zeros(self.count)) for place in places)
-        return [kept(layer, held_bytes) for held_bytes in held]
+        footprints = (sum((s.footprints[place].bytes for s in self.streams), np.zeros(self.count)) for place in places)
+        return [share_retained(layer, footprint) for footprint in footprints]
 
     def _moved(self, stream: Stream, shares: Sequence[Floats], layer: MemoryLayer) -> Floats:
-        """Bytes of a stream that come into a cache during the whole kernel; ``shares``: see :meth:`_kept`."""
+        """Bytes of a stream that come into a cache during the whole kernel; ``shares``: see
+        :meth:`_shares_retained`."""
         moved = stream.footprints[stream.start].bytes
         for place, loop in enumerate(self.loops[stream.start :], start=stream.start):
             inside, outside = stream.footprints[place].bytes, stream.footprints[place + 1].bytes
@@ -334,8 +335,8 @@ class Traffic:
         return moved
 
 
-def kept(layer: MemoryLayer, held: Floats) -> Floats:
-    """Share of ``held`` bytes, read over and over in turn, that a cache still has when they come again.
+def share_retained(layer: MemoryLayer, footprint: Floats) -> Floats:
+    """Share of ``footprint`` bytes, read over and over in turn, that a cache still has when they come again.
 
     A cache whose ways are larger than a page is filled by chance: where a page's lines go depends on where the system
     has put it. Pages that want the same places are then about Poisson distributed, and where they are more than there
@@ -343,8 +344,8 @@ def kept(layer: MemoryLayer, held: Floats) -> Floats:
     """
     ways = layer.associativity
     if ways is None or layer.shared_by == "device" or layer.capacity_bytes <= ways * PAGE_BYTES:
-        return np.where(held <= USABLE * layer.capacity_bytes, 1.0, 0.0)
-    others = held * (ways / layer.capacity_bytes)
+        return np.where(footprint <= USABLE * layer.capacity_bytes, 1.0, 0.0)
+    others = footprint * (ways / layer.capacity_bytes)
     term: Floats = np.exp(-others)
     share = term
     for number in range(1, ways):

@@ -1,4 +1,4 @@
-"""What a core executes for a tile schedule on vectors: arithmetic, loads and stores, and everything around them.
+"""Instructions of a core for a tile schedule on vectors: arithmetic, loads and stores, and everything around them.
 
 Totals of the whole kernel on all units, by schedule. A load is one request of the first cache, whether a vector or a
 number for all lanes; what vectors cannot read at once (strided elements, guarded ones) is read one element at a time.
@@ -45,7 +45,7 @@ ROW_INSTRUCTIONS = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What all cores together execute for a kernel; one entry per schedule.
+    """Instructions of all cores together for a kernel; one entry per schedule.
 
     Attributes:
         arithmetic: instructions of the arithmetic pipelines.
@@ -183,7 +183,7 @@ def _across_lines(tiles: CpuTiles, load: Load) -> Floats | float:
 
 
 def _loops_inside(tiles: CpuTiles, register_tiles: Floats) -> Floats:
-    """How often a loop of the sum begins, all such loops together."""
+    """Number of times that a loop of the sum begins, all such loops together."""
     begins: Floats = np.zeros(tiles.table.count)
     outside: Floats = register_tiles * tiles.steps
     for axis in sum_loops(tiles.form, tiles.axis):

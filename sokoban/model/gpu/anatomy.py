@@ -92,21 +92,21 @@ def gpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> GpuAnatomy:
     """Take a program apart that can run."""
     device = placed.device
     table = ScheduleTable.of(placed.form, [schedule])
-    found = breakdown(table, placed)
-    step, occupancy, busy = found.step, found.step.occupancy, found.busy
+    times = breakdown(table, placed)
+    step, occupancy, busy = times.step, times.step.occupancy, times.busy
     steps = occupancy.rounds * table.step_count
     slowest = max(busy, key=lambda name: one(busy[name]))
     on_units = {
         slowest: one(steps * busy[slowest]),
-        "unhidden": one(steps * (found.together - busy[slowest])),
-        "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled))
-        + one(occupancy.rounds * found.filling),
-        "stores": one(occupancy.rounds * found.stores),
-        "finishing": one(occupancy.rounds * found.finishing),
+        "unhidden": one(steps * (times.together - busy[slowest])),
+        "waiting": one(steps * (np.maximum(times.together, times.alone) - times.together + times.unfilled))
+        + one(occupancy.rounds * times.filling),
+        "stores": one(occupancy.rounds * times.stores),
+        "finishing": one(occupancy.rounds * times.finishing),
     }
-    power = one(found.power)
+    power = one(times.power)
     starting = one(table.block_count) * device.block_launch_seconds
-    parts = _parts(on_units, one(found.dram), one(found.hoisting), power, starting)
+    parts = _parts(on_units, one(times.dram), one(times.hoisting), power, starting)
     covered = super_tile(table, np.maximum(1, occupancy.resident) * device.unit_count)
     read_bytes = {
         load: min(
@@ -119,8 +119,8 @@ def gpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> GpuAnatomy:
         step=step,
         needed_registers=int(one(registers_per_thread(table, step.nest.local))),
         step_busy={name: one(seconds) for name, seconds in busy.items()},
-        step_waiting=one(found.waiting),
-        step_alone=one(found.alone),
+        step_waiting=one(times.waiting),
+        step_alone=one(times.alone),
         instructions={name: one(count) for name, count in issued_instructions(step).items()},
         dram_bytes=read_bytes,
         power_seconds=power,

@@ -1,4 +1,4 @@
-"""RATIONAL for attention: products and exponentials of a step on a unit, blocks of unequal length, memory beside them.
+"""RATIONAL for attention: products and exponentials of a step on a unit, blocks of unequal length, memory in parallel.
 
 A step of a block multiplies its queries by a tile of keys, takes the exponentials, multiplies those by the values. A
 warp does one after the other; what other warps of its scheduler fill of that is what FlashAttention 2, whose warps do
@@ -58,12 +58,12 @@ GROUP_BLOCK_CYCLES = 3680.0
 EXPONENTIALS = 16.0
 #: Bytes of a turn of shared memory's port.
 PORT_BYTES = 128
-#: Registers of a thread beside sums, logits and fragments of queries: what compiled kernels take at least.
+#: Registers of a thread besides sums, logits and fragments of queries: what compiled kernels take at least.
 OTHER_REGISTERS = 48
 #: The same of warp groups, which copy nothing themselves, and what a window adds: by compiled kernels of heads of 64 to
 #: 256 elements; the compiler has up to 20 more where it finds room for them.
 GROUP_OTHER_REGISTERS, GROUP_WINDOW_REGISTERS = 28, 28
-#: Steps of a unit after which half of DRAM's time is hidden beside the rest.
+#: Steps of a unit after which half of DRAM's time is hidden behind the rest.
 HIDDEN_STEPS = 6.24
 #: Power of a step over that of as many FLOP of a large matrix product, which a board's power-limited rate is for:
 #: exponentials and registers draw some too. And seconds of a kernel after which half of the fall of the clock has come.
@@ -129,7 +129,7 @@ class Walks:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWork:
-    """What the blocks of an attention kernel, of a gradient of it or of a pair of products do.
+    """Work of the blocks of an attention kernel, of a gradient of it or of a pair of products.
 
     Attributes:
         dtype, instruction: what multiplies.
@@ -139,7 +139,7 @@ class BlockWork:
         logits: of a step.
         products: elements that every logit is multiplied by or made of.
         loads_per_product: loads that threads issue per multiply-add.
-        exponentials: instructions per logit beside its exponential and the mask.
+        exponentials: instructions per logit besides its exponential and the mask.
         special: exponentials per logit.
         port_bytes: of shared memory's port, a step.
         step_bytes: of a step from L2.
@@ -175,7 +175,7 @@ def estimate_attention(
 ) -> Estimate:
     """The predicted time of an attention kernel; it takes infinite time where no block fits.
 
-    ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has told them.
+    ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has reported them.
     """
     registers = registers or _starting_registers(kernel, schedule, device)
     resources = Resources(schedule.threads, registers, shared_bytes(kernel, schedule))
@@ -195,7 +195,7 @@ def _starting_registers(kernel: AttentionKernel, schedule: AttentionSchedule, de
 
 @dataclass(frozen=True)
 class Resources:
-    """What a block takes of its unit: threads, registers of each, bytes of shared memory."""
+    """Resources of a block on its unit: threads, registers of each, bytes of shared memory."""
 
     threads: int
     registers: int
@@ -226,7 +226,7 @@ def estimate_blocks(work: BlockWork, resources: Resources, device: DeviceSpec) -
 
 
 def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
-    """What the blocks of an attention kernel do."""
+    """Work of the blocks of an attention kernel."""
     (depth, width), attention = _widths(kernel, schedule), kernel.attention
     instructions = LOGIT_INSTRUCTIONS
     if schedule.instruction.is_by_groups:
@@ -260,7 +260,7 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
 
 
 def matrix_rates(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> MatrixInstruction | None:
-    """How fast the device multiplies by the schedule's instruction; None for multiply-adds."""
+    """Rates of the device by the schedule's instruction; None for multiply-adds."""
     return _rates(schedule.instruction, kernel.attention.dtype, device)
 
 
@@ -316,9 +316,9 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
     arriving = _copy_seconds(work, device) - resident * step * max(0.5, work.stages - 1)
     waiting = max(0.0 if by_groups else STEP_CYCLES / work.stages * cycle, arriving)
     if rates is None:
-        # Keys and values come through registers, with nothing of their block beside them.
+        # Keys and values come through registers, while their block does nothing else.
         waiting = max(waiting, 2.0 * _copy_seconds(work, device))
-    # Queries in and results out pass the unit's share of L2 with no step of their block beside them.
+    # Queries in and results out pass the unit's share of L2 with no step of their block in parallel.
     ends = work.once_bytes / work.blocks / ((device.l2 or device.dram).bandwidth_bytes_per_second / units)
     alone = 0.0 if by_groups else BLOCK_CYCLES * cycle
     around = (GROUP_BLOCK_CYCLES if by_groups else BLOCK_BUSY_CYCLES) * cycle + ends
@@ -327,14 +327,14 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
         busy = steps * step + edges * masks
         return max(alone + busy + steps * waiting, running * (around + busy))
 
-    whole = unit_seconds(walk.mean, walk.edges, resident)
+    round_seconds = unit_seconds(walk.mean, walk.edges, resident)
     if walk.longest <= walk.mean * 1.001:
         per_unit = -(-work.blocks // units)
-        rounds, rest = divmod(per_unit, resident)
-        on_units = rounds * whole + (unit_seconds(walk.mean, walk.edges, rest) if rest else 0.0)
+        rounds, last_round = divmod(per_unit, resident)
+        on_units = rounds * round_seconds + (unit_seconds(walk.mean, walk.edges, last_round) if last_round else 0.0)
     else:
         longest = unit_seconds(walk.longest, walk.edges, min(resident, -(-work.blocks // units)))
-        on_units = max(longest, work.blocks / (units * resident) * whole + TAIL * longest)
+        on_units = max(longest, work.blocks / (units * resident) * round_seconds + TAIL * longest)
     steps = work.blocks * walk.mean
     l2_bytes = steps * work.step_bytes + work.once_bytes
     return AttentionTimes(
@@ -348,7 +348,7 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
 
 
 def walks(kernel: AttentionKernel, schedule: AttentionSchedule) -> Walks:
-    """How many tiles of keys the blocks walk.
+    """Number of tiles of keys that the blocks walk.
 
     >>> from sokoban.language.named.attention import Attention
     >>> causal = Attention(b=1, heads=1, queries=256, head_dim=64, causal=True)
@@ -426,7 +426,7 @@ def _dram_bytes(work: BlockWork, device: DeviceSpec, resident: int) -> float:
 
 
 def _with_memory(times: AttentionTimes, work: BlockWork, device: DeviceSpec) -> float:
-    """Units and memory side by side: the first copies and the last results have nothing beside them."""
+    """Units and memory in parallel: the first copies and the last results overlap with nothing."""
     steps = work.blocks * work.walk.mean / device.unit_count
     exposed = min(times.units, times.dram) / (1.0 + steps / HIDDEN_STEPS)
     return max(max(times.units, times.dram) + exposed, times.l2)

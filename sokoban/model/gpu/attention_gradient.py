@@ -33,7 +33,7 @@ def estimate_gradient(
 ) -> Estimate:
     """The predicted time of a gradient of attention; it takes infinite time where no block fits.
 
-    ``registers`` of a thread are those of :func:`gradient_registers` until the compiler has told them.
+    ``registers`` of a thread are those of :func:`gradient_registers` until the compiler has reported them.
     """
     registers = registers or gradient_registers(kernel, schedule)
     resources = Resources(schedule.threads, registers, gradient_shared_bytes(kernel, schedule))
@@ -54,7 +54,7 @@ def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedu
 
 
 def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> Walks:
-    """How many tiles of the other side the blocks walk.
+    """Number of tiles of the other side that the blocks walk.
 
     >>> from sokoban.language.named.attention_gradient import AttentionGradient
     >>> causal = AttentionGradient(of="keys", b=1, heads=1, queries=256, head_dim=64, causal=True)
@@ -82,14 +82,14 @@ def _result_widths(kernel: AttentionGradientKernel, schedule: GradientSchedule) 
 
 
 def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockWork:
-    """What the blocks of a gradient do."""
+    """Work of the blocks of a gradient."""
     attention, (depth, width) = kernel.attention, _widths(kernel, schedule)
     results, shares = sum(_result_widths(kernel, schedule)), schedule.shares
     # Of two shares one computes logits alone, the other their gradients, too; the mean of both.
     dots = depth + width / shares
     by_name = {name: float(tensor.size_bytes) for name, tensor in zip(GRADIENT_INPUTS, kernel.inputs, strict=True)}
     keys, queries = by_name["K"] + by_name["V"], sum(by_name[name] for name in ("Q", "dY", "L", "D"))
-    own, walked = (keys, queries) if kernel.is_of_keys else (queries, keys)
+    block_side, walked = (keys, queries) if kernel.is_of_keys else (queries, keys)
     row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
     row += kernel.is_of_keys * QUERY_NUMBERS * DTYPE_BYTES["float32"]
     output = float(kernel.output.size_bytes)
@@ -108,15 +108,15 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         exponentials=LOGIT_INSTRUCTIONS,
         port_bytes=_port_bytes(kernel, schedule, dots, results / shares),
         step_bytes=schedule.step * row,
-        once_bytes=own * shares + output,
+        once_bytes=block_side * shares + output,
         walked_bytes=walked,
-        own_bytes=own + output,
+        own_bytes=block_side + output,
         walk=gradient_walks(kernel, schedule),
     )
 
 
 def _loads_per_product(schedule: GradientSchedule, dots: float, results: float) -> float:
-    """Loads of four elements that threads issue per multiply-add; none that count beside matrix instructions."""
+    """Loads of four elements that threads issue per multiply-add; none that count with matrix instructions."""
     if schedule.instruction is not Instruction.FMA:
         return 0.0
     rows, logits, columns = schedule.thread_rows, schedule.step // schedule.lanes, results / schedule.lanes

@@ -22,11 +22,11 @@ def lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec) -> tuple[In
     Both have shape (schedules, lanes). An element's address is ``place + row * pitch``, where the pitch of a row
     includes storage padding.
     """
-    known = table.lane_parts.get((load, device.warp_lanes))
-    if known is None:
+    memo = table.lane_parts.get((load, device.warp_lanes))
+    if memo is None:
         place, row = table.by_order(load, lambda order: _lane_parts(table, load, device, order), lanes=True)
-        known = table.lane_parts[load, device.warp_lanes] = (place, row)
-    return known
+        memo = table.lane_parts[load, device.warp_lanes] = (place, row)
+    return memo
 
 
 def _lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec, order: tuple[int, ...]) -> tuple[Ints, Ints]:
@@ -73,9 +73,9 @@ def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: In
 def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
     """Element addresses in the whole tensor that the lanes of a warp read, but for a constant; shape (schedules,
     lanes)."""
-    known = table.lane_addresses.get((load, device.warp_lanes))
-    if known is not None:
-        return known
+    memo = table.lane_addresses.get((load, device.warp_lanes))
+    if memo is not None:
+        return memo
     coordinate = _lane_coordinates(table, device)
     shape = table.form.expr.tensor_by_name[load.tensor].shape
     address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
@@ -95,23 +95,23 @@ def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Int
 
     Threads that share a reduction come before that where the reduction is contiguous in memory, else after it.
     """
-    known = table.lane_coordinates.get(device.warp_lanes)
-    if known is None:
+    coordinates = table.lane_coordinates.get(device.warp_lanes)
+    if coordinates is None:
         lanes = np.arange(device.warp_lanes, dtype=np.int64)[None, :]
         remaining = np.minimum(lanes, table.threads_per_block[:, None] - 1)
-        known = {}
+        coordinates = {}
         last = table.form.reduced[-1] if table.form.reduced else ""
         if last and table.form.reduces_contiguously:
-            remaining, known[last] = np.divmod(remaining, table.reduce_threads[:, None])
+            remaining, coordinates[last] = np.divmod(remaining, table.reduce_threads[:, None])
         for axis in reversed(table.form.spatial):
             extent = table.threads[axis][:, None]
             remaining, thread = np.divmod(remaining, extent)
             if table.form.sizes[axis] > 1:
-                known[axis] = thread * table.thread[axis][:, None]
+                coordinates[axis] = thread * table.thread[axis][:, None]
         if last and not table.form.reduces_contiguously:
-            known[last] = remaining % table.reduce_threads[:, None]
-        table.lane_coordinates[device.warp_lanes] = known
-    return known
+            coordinates[last] = remaining % table.reduce_threads[:, None]
+        table.lane_coordinates[device.warp_lanes] = coordinates
+    return coordinates
 
 
 def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes: int = 128) -> Floats:

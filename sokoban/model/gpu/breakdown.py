@@ -46,7 +46,7 @@ HIDING = 0.15
 #: faster when given predictable data", 2024).
 UNHIDDEN_ASYNCHRONOUS = 0.07
 
-#: The same share where bulk copies bring what warp groups multiply: nobody alternates. What copies does nothing else, a
+#: The same share where bulk copies bring what warp groups multiply: their warps do not alternate. A copying warp only
 #: product reads shared memory by itself, and warps wait only for what is late. The board's rate of L2 was found on
 #: kernels of this kind under the same assumption (its device file).
 UNHIDDEN_BULK = 0.0
@@ -75,14 +75,14 @@ HOISTING_ROOM = 100.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Breakdown:
-    """What a predicted time is made of; one entry per schedule, seconds of one step of all blocks that a unit runs
+    """Parts of a predicted time; one entry per schedule, seconds of one step of all blocks that a unit runs
     where nothing else is said.
 
     Attributes:
         step: the quantities from which the seconds follow.
         busy: by stage that the blocks of a unit share.
-        together: the step if nobody waited.
-        waiting: what a single block cannot do anything during.
+        together: the step without waiting.
+        waiting: time in which a single block can do nothing.
         alone: the step of one block by itself.
         unfilled: what other blocks leave of the waiting.
         stores: writing the outputs of the blocks that a unit runs at once.
@@ -119,7 +119,7 @@ def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport |
         return _breakdown_by_columns(BlockStep(table, placed, report))
     return quick(
         Breakdown,
-        step=BlockStep(table, placed, known_occupancy=compiled.occupancy),
+        step=BlockStep(table, placed, given_occupancy=compiled.occupancy),
         busy={name: compiled.seconds[name] for name in BUSY},
         dram=compiled.seconds["dram"],
         power=compiled.seconds["power"],
@@ -149,13 +149,13 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
     step_time, finals = np.maximum(together, alone) + unfilled, occupancy.running * seconds["final"]
     finishing = finishing_seconds(step, finals - stores, step_time, seconds["issue"], seconds["compute"])
     units = occupancy.rounds * (steps * step_time + stores + finishing + filling)
-    whole: dict[str, Floats] = {name: occupancy.rounds * steps * each for name, each in busy.items()}
-    whole["compute"] = np.maximum(whole["compute"] + occupancy.rounds * finals, seconds["power"])
-    whole["l2"] = whole["l2"] + occupancy.rounds * stores
-    whole["dram"] = seconds["dram"]
-    whole["latency"] = occupancy.rounds * (steps * alone + filling)
+    kernel_seconds: dict[str, Floats] = {name: occupancy.rounds * steps * each for name, each in busy.items()}
+    kernel_seconds["compute"] = np.maximum(kernel_seconds["compute"] + occupancy.rounds * finals, seconds["power"])
+    kernel_seconds["l2"] = kernel_seconds["l2"] + occupancy.rounds * stores
+    kernel_seconds["dram"] = seconds["dram"]
+    kernel_seconds["latency"] = occupancy.rounds * (steps * alone + filling)
     launched = np.where(table.launched > 0, np.minimum(table.launched, table.block_count), table.block_count)
-    whole["block_launch"] = launched * device.block_launch_seconds
+    kernel_seconds["block_launch"] = launched * device.block_launch_seconds
     return Breakdown(
         step=step,
         busy=busy,
@@ -170,13 +170,13 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
         power=seconds["power"],
         hoisting=seconds["hoisting"],
         filling=filling,
-        whole=whole,
+        whole=kernel_seconds,
         wave_count=-(-table.block_count // (np.maximum(1, occupancy.resident) * device.unit_count)),
     )
 
 
 def stages_by_columns(step: BlockStep) -> Mapping[str, Any]:
-    """What :class:`sokoban.model.gpu.compiled.CompiledStages` has, by NumPy."""
+    """Stages as in :class:`sokoban.model.gpu.compiled.CompiledStages`, by NumPy."""
     return {
         "compute": compute_seconds(step),
         "issue": issue_seconds(step),
@@ -229,12 +229,12 @@ def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
 
 
 def finishing_seconds(step: BlockStep, beyond: Floats, step_time: Floats, issue: Floats, compute: Floats) -> Floats:
-    """What the final statements of all running blocks take ``beyond`` their stores, less what other blocks' steps leave
-    of the lanes meanwhile: multiply-adds or, beside matrix instructions, little but issue slots."""
+    """Time of the final statements of all running blocks ``beyond`` their stores, less what other blocks' steps leave
+    of the lanes meanwhile: multiply-adds or, with matrix instructions, little but issue slots."""
     table, running = step.table, step.occupancy.running
     busy = np.where(table.warp_tile, issue, compute) if table.has_warp_tiles else compute
-    left = (1.0 - 1.0 / running) * (table.step_count * np.maximum(0.0, step_time - busy))
-    return np.maximum(0.0, beyond - left)
+    unused_seconds = (1.0 - 1.0 / running) * (table.step_count * np.maximum(0.0, step_time - busy))
+    return np.maximum(0.0, beyond - unused_seconds)
 
 
 def hoisting_factor(step: BlockStep) -> Floats | float:

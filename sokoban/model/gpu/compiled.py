@@ -51,8 +51,8 @@ _SECONDS = (
     "scheduler",
 )  # fmt: skip
 _PARTS = ("together", "alone", "unfilled", "stores", "finishing", "units", "filling", "waiting")
-_WHOLE_STAGES = 7
-_SECONDS_LINES = len(_SECONDS) + len(_PARTS) + _WHOLE_STAGES
+_KERNEL_STAGES = 7
+_SECONDS_LINES = len(_SECONDS) + len(_PARTS) + _KERNEL_STAGES
 #: Those of integers; behind them stand the rounds, the blocks and the steps of a kernel.
 _COUNTS = ("registers", "spilled", "shared", "resident", "running", "warps")
 _COUNT_LINES = len(_COUNTS) + 3
@@ -86,11 +86,11 @@ def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -
         return None
     library, problem = native
     count, sharing = table.count, problem.sharing(table)
-    columns, *rest = _columns(table)
+    columns, *arrays = _columns(table)
     seconds, counts = np.empty((_SECONDS_LINES, count)), np.empty((_COUNT_LINES, count), dtype=np.int64)
     given, results = (*problem.addresses, _address(columns)), (_address(seconds), _address(counts))
     shared = None if sharing is None else _address(sharing)
-    library.price(*given, *map(_address, rest), shared, count, *results)
+    library.price(*given, *map(_address, arrays), shared, count, *results)
     # Powers are NumPy's, so that they have its bits.
     hiding = seconds[_SECONDS.index("scheduler")] ** exponent
     library.finish(*given, count, _address(hiding), *results)
@@ -153,13 +153,13 @@ def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | No
     """The library and the problem that it is given; None where it knows no such problem or schedules."""
     if table.has_warp_tiles or table.inner_thread or table.inner_step or not table.count:
         return None
-    known: tuple[Any, _Problem] | None = placed.remembered.get("compiled")
-    if known is None:
+    library_and_problem: tuple[Any, _Problem] | None = placed.remembered.get("compiled")
+    if library_and_problem is None:
         library = native_library(SOURCE).library()
         if library is None:
             return None
-        known = placed.remembered["compiled"] = _typed(library), _problem(placed)
-    return None if known[1].form is None else known
+        library_and_problem = placed.remembered["compiled"] = _typed(library), _problem(placed)
+    return None if library_and_problem[1].form is None else library_and_problem
 
 
 def _typed(library: ctypes.CDLL) -> Any:
@@ -196,7 +196,7 @@ class _Problem:
         return self.ints.buffer_info()[0], self.doubles.buffer_info()[0]
 
     def sharing(self, table: ScheduleTable) -> Floats | None:
-        """What threads that share rows do, line by line; None where none do."""
+        """Work of threads that share rows, line by line; None where none do."""
         form = self.form
         if form is None or not (table.reduce_threads > 1).any():
             return None

@@ -2,7 +2,7 @@
 
 Consecutive threads take consecutive elements of the tile (``vector`` of them each), so that coalescing depends on how
 long the tile's rows are in memory. Three costs follow: instructions, wavefronts of the load/store unit, and the time
-for which nobody can compute because the loads of one thread wait for each other.
+for which no warp can compute because the loads of one thread wait for each other.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded:
 def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints) -> Floats:
     """Passes per store of a warp into a tile of ``load`` that is stored turned, one word per lane.
 
-    Lanes that copy one row of the tensor's tile store ``vector`` stored rows apart; each further row lies beside. With
+    Lanes that copy one row of the tensor's tile store ``vector`` stored rows apart; each further row is adjacent. With
     ``G`` lanes along a row, ``D`` of which find different banks ``s`` apart, and ``F`` rows at a time, a warp reaches
     ``D min(F, s)`` banks, and ``F`` where ``D`` is one (5.5.2).
     """
@@ -194,15 +194,15 @@ def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, pa
     run = np.maximum(1, product(table.extents(load), table.count) // row)
     lanes_along = np.maximum(1, np.minimum(lanes, run // np.maximum(1, vector)))
     rows_at_a_time = np.maximum(1, lanes // lanes_along)
-    banks_apart = np.gcd(vector * (row + padding), banks)
-    different = np.minimum(lanes_along, banks // banks_apart)
-    several = different * np.minimum(rows_at_a_time, banks_apart)
+    bank_stride = np.gcd(vector * (row + padding), banks)
+    different = np.minimum(lanes_along, banks // bank_stride)
+    several = different * np.minimum(rows_at_a_time, bank_stride)
     reached = np.minimum(banks, np.where(different > 1, several, rows_at_a_time))
     return np.maximum(1.0, lanes / reached)
 
 
 def _waits(table: ScheduleTable, load: Load, loads: Floats, vector: Ints) -> Floats:
-    """How often a thread would wait in one step if no two waits overlapped: once per load, but once per guarded vector
+    """Number of waits of a thread in one step if no two overlapped: once per load, but once per guarded vector
     that no row of the tile ends within. Its elements share an address and most of the guard, so that their loads are
     predicated rather than branched around."""
     if load.pad is None:
@@ -224,17 +224,17 @@ def _contiguous_run(table: ScheduleTable, load: Load) -> Ints:
     """Elements of the data tile that follow each other in memory: a row, or many where rows are read whole."""
     shape = table.form.expr.tensor_by_name[load.tensor].shape
     run = table.ones
-    whole: Bools = np.ones(table.count, dtype=bool)
+    spans_row: Bools = np.ones(table.count, dtype=bool)
     for extent, size in zip(reversed(table.extents(load)), reversed(shape), strict=True):
-        if not whole.any():
+        if not spans_row.any():
             break
-        run = np.where(whole, run * extent, run)
-        whole = whole & (extent == size)
+        run = np.where(spans_row, run * extent, run)
+        spans_row = spans_row & (extent == size)
     return run
 
 
 def _is_vector_access(table: ScheduleTable, load: Load, vector: Ints, run: Ints) -> Bools:
-    """Whether ``vector`` elements are one access: a power of two up to 16 bytes, aligned and inside a row."""
+    """True if ``vector`` elements are one access: a power of two up to 16 bytes, aligned and inside a row."""
     tensor = table.form.expr.tensor_by_name[load.tensor]
     power = (vector & (vector - 1)) == 0
     fits = (vector > 1) & (vector * tensor.element_bytes <= VECTOR_BYTES)

@@ -1,6 +1,6 @@
 """Issue slots: how many instructions the threads of a program issue, by what they are for.
 
-The FMA density of the thesis (5.5.2) is what arithmetic gets of them beside operand reads, the fetch, and loop control.
+The FMA density of the thesis (5.5.2) is what arithmetic gets of them among operand reads, the fetch, and loop control.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ PROMOTED_ACCUMULATORS = 16
 
 @dataclass(frozen=True, eq=False)
 class LoopNest:
-    """What both compilers make of the loops of a thread; one entry per schedule.
+    """Loops of a thread as both compilers leave them; one entry per schedule.
 
     Attributes:
         unrolled: points of each reduction axis in the innermost unrolled body.
@@ -72,11 +72,11 @@ def loop_nest(table: ScheduleTable) -> LoopNest:
         single = length == 1
         if single.all():
             continue
-        whole, flat, used = generated * length, compiled * length, reused * length
-        fits = whole <= table.unroll
+        statements, flat, used = generated * length, compiled * length, reused * length
+        fits = statements <= table.unroll
         by_generator = open_generated & fits
         open_generated = open_generated & (fits | single)
-        generated = np.where(by_generator, whole, generated)
+        generated = np.where(by_generator, statements, generated)
         is_left = ~(by_generator | single)
         by_compiler = is_left & (flat <= PROMOTED_STATEMENTS)
         compiled = np.where(by_generator | by_compiler, flat, compiled)

@@ -15,7 +15,7 @@ from sokoban.kernel.matrix import (
     WGMMA_OTHER_REGISTERS,
 )
 from sokoban.schedule.bulk_copies import BARRIER_BYTES
-from sokoban.schedule.rows import exchange_elements, kept_column_bytes
+from sokoban.schedule.rows import column_bytes_of, exchange_elements
 from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators, operands and what is being fetched: addresses, counters; and fetched
@@ -33,7 +33,7 @@ OPERAND_REGISTERS = 64
 
 @dataclass(frozen=True, eq=False)
 class CompilerReport:
-    """What the device compiler says of every schedule once it has compiled it, in place of what the model expects.
+    """Report of the device compiler on every compiled schedule, in place of what the model expects.
 
     Attributes:
         registers: 32-bit registers per thread.
@@ -48,8 +48,8 @@ def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> In
     """32-bit registers that one thread cannot do without: accumulators, one fragment of every operand, and the
     compiler's overhead. ``local``: schedules whose accumulators live in local memory."""
     width = 2 if table.form.expr.accumulate == "float64" else 1
-    held: Ints = table.accumulators if local is None else np.where(local, 0, table.accumulators)
-    values: Ints = (held + (operand_registers(table) if table.form.reduction else 0)) * width
+    accumulators: Ints = table.accumulators if local is None else np.where(local, 0, table.accumulators)
+    values: Ints = (accumulators + (operand_registers(table) if table.form.reduction else 0)) * width
     if table.has_warp_tiles:
         # The tile of a warp is spread over its lanes.
         values = np.where(table.warp_tile, -(-values // 32), values)
@@ -99,8 +99,8 @@ def shared_bytes(table: ScheduleTable) -> Ints:
     if table.kept_columns.any():
         rows = product(table.threads.values(), table.count)
         exchanged = _EXCHANGED_BYTES * exchange_elements(table.form, rows, table.reduce_threads)
-        kept = rows * table.kept_columns * kept_column_bytes(table.form)
-        total = total + np.where(kept > 0, kept + exchanged, 0)
+        row_bytes = rows * table.kept_columns * column_bytes_of(table.form)
+        total = total + np.where(row_bytes > 0, row_bytes + exchanged, 0)
     return total
 
 

@@ -87,7 +87,7 @@ def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
 
 
 class _Footprint(NamedTuple):
-    """What a thread reads of a staged tile in an unrolled body.
+    """Elements of a staged tile that a thread reads in an unrolled body.
 
     Attributes:
         words: different elements.
@@ -103,7 +103,7 @@ class _Footprint(NamedTuple):
 
 
 def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> _Footprint:
-    """What a thread reads of the tile of ``load``, as it is stored."""
+    """Elements of the tile of ``load`` that a thread reads, as it is stored."""
     return _Footprint(*table.by_order(load, lambda order: _stored(table, load, nest, order)))
 
 

@@ -30,7 +30,7 @@ from sokoban.model.gpu.issue import ASYNCHRONOUS_STEP_INSTRUCTIONS, MMA_COPY_INS
 from sokoban.schedule.attention import FRAGMENT_ROWS, padded
 from sokoban.schedule.pair import PairSchedule, pair_shared_bytes
 
-#: Registers of a thread beside those that are counted. 16 more than attention's, for tensors whose rows lie apart each
+#: Registers of a thread besides those that are counted. 16 more than attention's, for tensors whose rows lie apart each
 #: in its own way: with fewer, wide tiles of random pairs spilled (compiler reports for sm_80 and sm_90).
 OTHER_REGISTERS = 64
 #: Instructions by which two elements of H are rounded and packed, and those that put one into shared memory.
@@ -42,7 +42,7 @@ def estimate_pair(
 ) -> Estimate:
     """The predicted time of a pair of products in one kernel; it takes infinite time where no block fits.
 
-    ``registers`` of a thread are those of :func:`pair_registers` until the compiler has told them.
+    ``registers`` of a thread are those of :func:`pair_registers` until the compiler has reported them.
     """
     registers = registers or pair_registers(kernel, schedule)
     resources = Resources(schedule.threads, registers, pair_shared_bytes(kernel, schedule))
@@ -58,11 +58,11 @@ def pair_registers(kernel: ProductPair, schedule: PairSchedule) -> int:
         return schedule.thread_rows * (width + schedule.step) // schedule.lanes + factors + OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     # Fragments of X that are not held come while those before them are multiplied.
-    own = depth // 4 if schedule.held else 2 * 4
+    x_registers = depth // 4 if schedule.held else 2 * 4
     # Elements of other tensors that are under way together, those of rows with addresses of their rows.
     gates = sum(_is_of_rows(kernel, load) for load in kernel.inner_loads)
     fetched = (len(kernel.inner_loads) - gates) * schedule.step // 4
-    rows = width // 2 + schedule.step // 2 + own + gates * (schedule.step // 2 + 4)
+    rows = width // 2 + schedule.step // 2 + x_registers + gates * (schedule.step // 2 + 4)
     return fragments * rows + fetched + OTHER_REGISTERS
 
 
@@ -85,9 +85,9 @@ def element_instructions(kernel: ProductPair, schedule: PairSchedule) -> float:
     final = value_instructions(kernel.final.value, None, costs) + sum(
         1.0 + (kernel.dtype != "float32") for _ in kernel.final_loads
     )
-    left = STORE_INSTRUCTIONS if is_scalar else PACK_INSTRUCTIONS / 2
+    stores = STORE_INSTRUCTIONS if is_scalar else PACK_INSTRUCTIONS / 2
     element = (
-        value_instructions(kernel.inner, None, costs) + read + left + final * kernel.width_size / kernel.middle_size
+        value_instructions(kernel.inner, None, costs) + read + stores + final * kernel.width_size / kernel.middle_size
     )
     return element + (0.0 if is_scalar else _fragment_instructions(kernel, schedule))
 
@@ -116,13 +116,13 @@ def _widths(kernel: ProductPair, schedule: PairSchedule) -> tuple[int, int]:
 
 
 def _work(kernel: ProductPair, schedule: PairSchedule) -> BlockWork:
-    """What the blocks of a pair of products do."""
+    """Work of the blocks of a pair of products."""
     (depth, width), tensors, element = _widths(kernel, schedule), kernel.expr.tensor_by_name, DTYPE_BYTES[kernel.dtype]
     is_scalar = schedule.instruction is Instruction.FMA
     walked = float(sum(tensors[load.tensor].size_bytes for load in (kernel.first, kernel.second)))
     gates = [load for load in kernel.inner_loads if _is_of_rows(kernel, load)]
-    own = float(tensors[kernel.own.tensor].size_bytes + kernel.output.size_bytes)
-    own += sum(tensors[load.tensor].size_bytes for load in kernel.final_loads)
+    once_bytes = float(tensors[kernel.own.tensor].size_bytes + kernel.output.size_bytes)
+    once_bytes += sum(tensors[load.tensor].size_bytes for load in kernel.final_loads)
     return BlockWork(
         dtype=kernel.dtype,
         instruction=schedule.instruction,
@@ -139,8 +139,8 @@ def _work(kernel: ProductPair, schedule: PairSchedule) -> BlockWork:
         special=0.0,
         port_bytes=fragment_bytes(schedule, schedule.step, depth, width, kernel.dtype),
         step_bytes=schedule.step * (kernel.depth_size + kernel.width_size + len(gates) * schedule.rows) * element,
-        once_bytes=own,
+        once_bytes=once_bytes,
         walked_bytes=walked,
-        own_bytes=own + sum(tensors[load.tensor].size_bytes for load in gates),
+        own_bytes=once_bytes + sum(tensors[load.tensor].size_bytes for load in gates),
         walk=pair_walk(kernel, schedule),
     )

@@ -131,13 +131,13 @@ def _read_bytes(transform: PatchTransform, sector: int) -> float:
     stride = last.coefficient(lane.name)
     windowed = last.coefficient(COLUMN) != 0
     if stride and not windowed:
-        # An element of every patch lies beside the next patch's: each is read once.
+        # Elements of adjacent patches are adjacent: each is read once.
         return float(transform.points * patch * patch * element_bytes)
     if stride:
         run = min((lane.size - 1) * stride + patch, source.shape[-1]) * element_bytes
         return transform.points / lane.size * patch * min(run + sector, (-(-run // sector) + 1) * sector)
-    whole = _stride(transform.source.indices, transform, source.shape) == 1
-    if whole:
+    is_contiguous = _stride(transform.source.indices, transform, source.shape) == 1
+    if is_contiguous:
         return float(transform.points * patch * patch * element_bytes)
     rows_adjoin = source.shape[-1] == patch and transform.source.indices[-2].coefficient(ROW) != 0
     runs, length = (1, patch * patch * element_bytes) if rows_adjoin else (patch, patch * element_bytes)

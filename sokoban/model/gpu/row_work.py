@@ -19,7 +19,7 @@ from sokoban.model.gpu.transactions import tile_transaction_bytes
 from sokoban.schedule.rows import loads_together, row_columns, row_plan
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
-#: Instructions per vector beside its accesses: address, and who still takes part.
+#: Instructions per vector besides its accesses: address, and who still takes part.
 TURN_INSTRUCTIONS = 1.5
 
 #: Instructions by which warps exchange a result: two barriers, stores and loads, branches for those that take part.
@@ -30,7 +30,7 @@ _WARP_LANES = 32
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowWork:
-    """What a thread does for one row; one entry per schedule.
+    """Work of a thread for one row; one entry per schedule.
 
     Attributes:
         arithmetic: instructions that compute, those by which threads combine their results included.
@@ -54,11 +54,11 @@ class RowWork:
 
 
 def row_work(form: KernelForm, reduce_threads: Ints, kept_columns: Ints) -> RowWork:
-    """What each of the threads does that share a row; ``reduce_threads``: how many share one, ``kept_columns``: what
+    """Work of each of the threads that share a row; ``reduce_threads``: how many share one, ``kept_columns``: what
     shared memory keeps of it, by schedule."""
     pairs = list(zip(reduce_threads.tolist(), kept_columns.tolist(), strict=True))
     place = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
-    works = [_work(form, threads, kept) for threads, kept in place]
+    works = [_work(form, threads, column_count) for threads, column_count in place]
     inverse = np.array([place[pair] for pair in pairs])
 
     def column(of: Callable[[_Work], float]) -> Floats:
@@ -94,7 +94,7 @@ class _Work:
 
 
 def _work(form: KernelForm, threads: int, kept_columns: int) -> _Work:
-    """What a thread does for one row that ``threads`` threads share."""
+    """Work of a thread for one row that ``threads`` threads share."""
     plan = row_plan(form, threads, kept_columns)
     columns = plan.turns * plan.vector
     # Of what is kept, the part that is read again nevertheless, and the part in shared memory.
@@ -174,10 +174,10 @@ def row_passes(table: ScheduleTable, device: DeviceSpec, rows: RowWork) -> Float
         access_bytes = device.warp_lanes * width * table.form.expr.tensor_by_name[load.tensor].element_bytes
         lines = np.where(width > 1, access_bytes / 128, cache_lines(table, load, device))
         passes = passes + table.accumulators * accesses * np.maximum(1.0, LINE_WAVEFRONTS * lines)
-        # What shared memory keeps of a row lies vector beside vector: every word passes once.
+        # Columns of a row lie in shared memory vector by vector: every word passes once.
         row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
-        kept = np.maximum(1.0, access_bytes / row_bytes) * rows.shared_accesses[load]
-        passes = passes + table.accumulators * kept
+        shared_passes = np.maximum(1.0, access_bytes / row_bytes) * rows.shared_accesses[load]
+        passes = passes + table.accumulators * shared_passes
     return passes
 
 

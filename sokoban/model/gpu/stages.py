@@ -159,7 +159,7 @@ def final_seconds(placed: PlacedForm, *, near: bool = False) -> float:
 
 
 def waiting_seconds(step: BlockStep) -> Floats:
-    """What one block cannot do anything during, per step: the latency of its fetch.
+    """Time in which one block can do nothing, per step: the latency of its fetch.
 
     The first load of a synchronised step takes :data:`STEP_LATENCY`; more of them wait in line where the loads of a
     thread cannot all be under way together. Blocks without staged data wait for their operands in the same way.
@@ -213,7 +213,7 @@ def latency_seconds(device: DeviceSpec) -> float:
 
 
 def _direct_batches(step: BlockStep, load: Load) -> Floats:
-    """How often a thread that reads ``load`` from global memory waits, per step."""
+    """Number of waits of a thread that reads ``load`` from global memory, per step."""
     reads = direct_reads(step, load)
     return np.maximum(1.0, reads / loads_in_flight(step.table, reads, guarded=False))
 
@@ -238,7 +238,7 @@ def dram_seconds(step: BlockStep) -> Floats:
 
 
 def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats | float:
-    """How much longer DRAM takes for reads whose lanes are each in a row (page) of their own.
+    """Factor of DRAM's time for reads whose lanes are each in a row (page) of their own.
 
     Then a row is opened for two transactions only, which is what L2 asks for at a time.
     """
@@ -250,7 +250,7 @@ def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats |
 
 
 def opened_pages_factor(device: DeviceSpec) -> float:
-    """How much longer DRAM takes where every row that it opens serves two transactions only; 1 where nobody measured
+    """Factor of DRAM's time where every row that it opens serves two transactions only; 1 where it was not measured.
     it."""
     scattered = device.dram.scattered_bytes_per_second
     return 1.0 if scattered is None else max(1.0, device.dram.bandwidth_bytes_per_second / (2.0 * scattered))
@@ -288,7 +288,7 @@ def issue_operations(form: KernelForm) -> float:
 
 
 def _lanes_walk_innermost(table: ScheduleTable, load: Load) -> Bools:
-    """Whether neighbouring threads read neighbouring elements: what they stand along is the innermost dimension."""
+    """True if neighbouring threads read neighbouring elements: what they stand along is the innermost dimension."""
     along_outputs, along_reduction = walks_innermost(table.form, load)
     if not table.form.reduces_contiguously:
         return np.full(table.count, along_outputs)
@@ -296,7 +296,7 @@ def _lanes_walk_innermost(table: ScheduleTable, load: Load) -> Bools:
 
 
 def walks_innermost(form: KernelForm, load: Load) -> tuple[bool, bool]:
-    """Whether threads that stand along the outputs, and those that stand along the reduction, walk the innermost
+    """True if threads that stand along the outputs, and those that stand along the reduction, walk the innermost
     dimension of ``load``."""
     last = next((axis for axis in reversed(form.spatial) if form.sizes[axis] > 1), None)
     innermost = load.indices[-1] if load.indices else None

@@ -38,7 +38,7 @@ from sokoban.schedule.tile import COPYING_THREADS
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Occupancy:
-    """How the blocks of a kernel occupy the units of a device.
+    """Occupation of a device's units by the blocks of a kernel.
 
     Attributes:
         registers: 32-bit registers per thread, as granted.
@@ -67,13 +67,13 @@ class BlockStep:
         table: the schedules.
         placed: their operator on a device.
         report: registers and spills as compiled; None before that.
-        known_occupancy: how the blocks occupy the device, where that was computed elsewhere.
+        given_occupancy: how the blocks occupy the device, where that was computed elsewhere.
     """
 
     table: ScheduleTable
     placed: PlacedForm
     report: CompilerReport | None = None
-    known_occupancy: Occupancy | None = None
+    given_occupancy: Occupancy | None = None
 
     @property
     def form(self) -> KernelForm:
@@ -104,7 +104,7 @@ class BlockStep:
 
     @cached_property
     def rows(self) -> RowWork | None:
-        """What the threads do of those schedules whose threads share rows; None where there are none."""
+        """Work of the threads of those schedules whose threads share rows; None where there are none."""
         return row_work_of(self.table)
 
     @cached_property
@@ -114,8 +114,8 @@ class BlockStep:
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """How the blocks occupy the device."""
-        return self.known_occupancy or occupancy_of(self)
+        """Occupation of the device by the blocks."""
+        return self.given_occupancy or occupancy_of(self)
 
 
 def occupancy_of(step: BlockStep) -> Occupancy:
@@ -131,12 +131,12 @@ def occupancy_of(step: BlockStep) -> Occupancy:
         needed = np.where(shares_rows(table), needed + step.rows.kept_registers, needed).astype(np.int64)
     wanted = needed + np.minimum(loads, FETCHED_REGISTERS).astype(np.int64)
     if table.has_stages:
-        held = sum(
-            np.where(table.cached[load.tensor], _held_registers(table, load, part), 0.0)
+        in_flight = sum(
+            np.where(table.cached[load.tensor], _fetch_registers(table, load, part), 0.0)
             for load, part in step.fetches.items()
         )
         ahead = (table.stages > 1) & ~table.warp_tile
-        needed = np.where(ahead, needed + held, needed).astype(np.int64)
+        needed = np.where(ahead, needed + in_flight, needed).astype(np.int64)
         wanted = np.where(ahead, needed, wanted)
     if table.has_warp_tiles:
         # Asynchronous copies pass by the registers.
@@ -167,7 +167,7 @@ def occupancy_of(step: BlockStep) -> Occupancy:
     )
 
 
-def _held_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
+def _fetch_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
     """Registers of a thread that a pipelined fetch holds while another step is computed on.
 
     They hold the elements, unless these are copied past them, and where every access starts in the tensor and in the
@@ -175,13 +175,13 @@ def _held_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
     row as the first one.
     """
     words = max(1.0, table.form.expr.tensor_by_name[load.tensor].element_bytes / 4)
-    held = np.where(table.asynchronous, 0.0, part.elements_per_thread * words)
+    values = np.where(table.asynchronous, 0.0, part.elements_per_thread * words)
     if load.pad is not None:
-        return held + part.loads * 2
+        return values + part.loads * 2
     extents = table.extents(load)
     width = np.maximum(1, np.rint(part.elements_per_thread / np.maximum(part.loads, 1e-9)).astype(np.int64))
     alike = (table.threads_per_block * width) % product(extents[1:], table.count) == 0
-    return held + np.where(alike | (part.loads <= 1), 2.0, part.loads * 2)
+    return values + np.where(alike | (part.loads <= 1), 2.0, part.loads * 2)
 
 
 def direct_reads(step: BlockStep, load: Load) -> Floats:

@@ -42,13 +42,13 @@ def tile_transaction_bytes(
         return elements * transaction_bytes
     run = ((extents[-1] - 1) * dimensions[-1].stride + 1).astype(np.float64)
     rows = elements / extents[-1]
-    whole = (extents[-1] >= tensor.shape[-1]) & (dimensions[-1].stride == 1)
+    spans_row = (extents[-1] >= tensor.shape[-1]) & (dimensions[-1].stride == 1)
     for position in range(len(dimensions) - 2, -1, -1):
-        if not whole.any():
+        if not spans_row.any():
             break
-        run = np.where(whole, run * extents[position], run)
-        rows = np.where(whole, rows / extents[position], rows)
-        whole = whole & (extents[position] >= tensor.shape[position]) & (dimensions[position].stride == 1)
+        run = np.where(spans_row, run * extents[position], run)
+        rows = np.where(spans_row, rows / extents[position], rows)
+        spans_row = spans_row & (extents[position] >= tensor.shape[position]) & (dimensions[position].stride == 1)
     run_bytes = run * tensor.element_bytes
     start = _row_alignment_bytes(table, load, dimensions[-1], tile)
     # A run of r bytes starting at a multiple of s: on average (T - s) / T of a transaction more than r / T needs.
@@ -77,7 +77,7 @@ def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimens
 
 @dataclass(frozen=True, eq=False)
 class SuperTile:
-    """What the blocks that run at the same time cover together.
+    """Area that the blocks which run at the same time cover together.
 
     Attributes:
         tile: elements by axis; reduction axes in full.
@@ -166,7 +166,7 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
 
 
 def keeps_in_l2(form: KernelForm, load: Load, device: DeviceSpec) -> bool:
-    """Whether L2 has room for the tensor of ``load`` as a whole, beside what else it holds."""
+    """True if L2 has room for the tensor of ``load`` as a whole, besides what else it holds."""
     return device.l2 is not None and form.expr.tensor_by_name[load.tensor].size_bytes <= device.l2.capacity_bytes / 2
 
 

@@ -1,4 +1,4 @@
-"""What threads do besides reading operands: their arithmetic, and what a kernel's start and end cost them.
+"""Work of threads besides reading operands: their arithmetic, and the cost of a kernel's start and end.
 
 A schedule is staged, with a loop over steps; or flat, with one step and nothing staged; or its threads share rows.
 """
@@ -20,7 +20,7 @@ DIVISION_INSTRUCTIONS = 6.0
 
 
 def row_work_of(table: ScheduleTable) -> RowWork | None:
-    """What the threads do of schedules whose threads share rows; None where there are no such schedules."""
+    """Work of the threads of schedules whose threads share rows; None where there are no such schedules."""
     if not shares_rows(table).any():
         return None
     return row_work(table.form, table.reduce_threads, table.kept_columns)
@@ -48,7 +48,7 @@ def body_instructions(form: KernelForm) -> tuple[float, float]:
 
 
 def final_flops(form: KernelForm, *, near: bool = False) -> float:
-    """What the final statement of an element behind a reduction costs, in FLOPs of multiply-adds that take as long;
+    """Cost of the final statement of an element behind a reduction, in FLOPs of multiply-adds that take as long;
     ``near`` where kernels with matrix instructions compute it."""
     if form.reduction is None:
         return 0.0

@@ -17,7 +17,7 @@ from bench.gpu.board import Sampler, environment
 from bench.gpu.machine import CudaMachine, tf32
 from codegen.bundle.records import KernelRecord
 from hal.microbench import Measurement as Reading
-from hal.microbench import Run as MicrobenchRun
+from hal.microbench import QuantityResults as MicrobenchRun
 from roller.profile import gpu_worker, profile
 from roller.profile.measurement import Board, Measurement
 from roller.profile.profile import KernelProfile, OperatorProfile

@@ -10,18 +10,18 @@ from click.testing import CliRunner
 from bench.mutants.__main__ import main
 from bench.mutants.results import Results, read_results, write_results
 from bench.mutants.tables import summary, write_tables
-from bench.mutants.verdicts import Outcome
+from bench.mutants.verdicts import MutantOutcome
 from hal.support.errors import InputError
 
 
-def outcome(kind: str, verdict: str, by: str = "") -> Outcome:
-    return Outcome(
+def outcome(kind: str, verdict: str, by: str = "") -> MutantOutcome:
+    return MutantOutcome(
         operator="softmax", device="a100", rank=1, part=0, kernel="rows", kind=kind, change="taken out", line=7,
         before="__syncthreads()", verdict=verdict, by=by,
     )  # fmt: skip
 
 
-def results(*outcomes: Outcome) -> Results:
+def results(*outcomes: MutantOutcome) -> Results:
     return Results(
         devices=("a100",), suite="mutants", top_k=1, sample=2, seed=0, kernels={"rows": 1},
         mutations={"barrier": 3, "guard": 9, "shuffle": 4}, outcomes=outcomes,

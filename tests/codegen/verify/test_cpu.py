@@ -10,7 +10,7 @@ import pytest
 
 from codegen.built import BuiltKernel
 from codegen.verify import cpu as module
-from codegen.verify.cpu import WHOLE_POINTS, verify_cpu
+from codegen.verify.cpu import FULL_SIZE_POINTS, verify_cpu
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
@@ -36,7 +36,7 @@ def test_small_operators_run_whole() -> None:
 def test_large_ones_are_cut_down_to_whole_tiles_and_a_rest() -> None:
     form = form_of(op="matmul", m=513, n=1025, k=64)
     schedule = schedule_for(form)
-    assert np.prod(list(form.sizes.values())) > WHOLE_POINTS
+    assert np.prod(list(form.sizes.values())) > FULL_SIZE_POINTS
     check = checked(form)
     assert check.passed
     block = schedule.block_of["m"]

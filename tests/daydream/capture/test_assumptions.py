@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from daydream.capture.assumptions import USUAL, parse_assumptions, told_assumptions, values_assumed  # noqa: E402
+from daydream.capture.assumptions import USUAL, assumption_texts, parse_assumptions, values_assumed  # noqa: E402
 from daydream.capture.failures import DataDependentError  # noqa: E402
 from daydream.capture.options import CaptureOptions  # noqa: E402
 from daydream.capture.pytorch.step import Subject  # noqa: E402
@@ -35,7 +35,7 @@ def rows_of_products(*assume: str) -> list[int]:
     with torch.device("meta"):
         subject = Subject(title="picks", model=Picks(), args=[torch.empty(40, 8)])
     step = captured(subject, CaptureOptions(mode="inference", assume=assume))
-    assert all(told in step.assumed for told in told_assumptions(parse_assumptions(assume)))
+    assert all(told in step.assumed for told in assumption_texts(parse_assumptions(assume)))
     return [each.outputs[0].dims[0] for each in step.operators if each.name == "aten::addmm"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hal.catalog import load_device, provenance_of, shipped_board
-from hal.microbench import Run, Settings, json_text, measure_gpu, number_at, spec_from, toml_text
+from hal.microbench import QuantityResults, Settings, json_text, measure_gpu, number_at, spec_from, toml_text
 from hal.microbench.assemble import device_name
 from hal.spec.device import DeviceSpec
 from hal.spec.numbers import leaves
@@ -20,13 +20,13 @@ DAY = "2026-01-02"
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> QuantityResults:
     return measure_gpu(FakeLauncher(Truth(reach_pages=16, gemm=13e12), NEW_BOARD), settings=QUICK)
 
 
 @pytest.fixture(scope="module")
-def spec(run: Run) -> DeviceSpec:
-    return spec_from(NEW_BOARD, run.found, day=DAY)
+def spec(run: QuantityResults) -> DeviceSpec:
+    return spec_from(NEW_BOARD, run.measurements, day=DAY)
 
 
 def test_measured_numbers_are_where_they_belong(spec: DeviceSpec) -> None:
@@ -83,7 +83,7 @@ def test_shipped_devices_survive_the_toml_writer(name: str, tmp_path: Path) -> N
 def test_a_known_board_lends_what_cannot_be_measured() -> None:
     v100 = shipped_board(V100)
     assert v100 is not None and v100.name == "v100-sxm2-16gb"
-    found = measure_gpu(FakeLauncher(), settings=QUICK, datasheet=v100).found
+    found = measure_gpu(FakeLauncher(), settings=QUICK, datasheet=v100).measurements
     spec = spec_from(V100, found, v100, DAY)
     assert spec.clocks.base_hz == v100.clocks.base_hz
     assert provenance_of(spec, "clocks.base_hz") == "shipped spec v100-sxm2-16gb"
@@ -92,7 +92,7 @@ def test_a_known_board_lends_what_cannot_be_measured() -> None:
 
 
 def test_without_a_library_sustained_rates_are_estimates() -> None:
-    spec = spec_from(NEW_BOARD, measure_gpu(FakeLauncher(board=NEW_BOARD), settings=QUICK).found, day=DAY)
+    spec = spec_from(NEW_BOARD, measure_gpu(FakeLauncher(board=NEW_BOARD), settings=QUICK).measurements, day=DAY)
     float32 = spec.throughput[0]
     assert float32.best_flops is None and float32.power_limited_flops is None
     assert float32.sustained_flops == pytest.approx(0.85 * 0.97 * 80 * 64 * 2 * 1.5e9, rel=1e-3)
@@ -101,26 +101,26 @@ def test_without_a_library_sustained_rates_are_estimates() -> None:
 
 def test_readings_above_a_peak_are_cut_to_it() -> None:
     truth = Truth(gemm=20e12, scattered=900e9, efficiency=1.0, clock=1.55e9, hot_clock=1.55e9)
-    spec = spec_from(NEW_BOARD, measure_gpu(FakeLauncher(truth, NEW_BOARD), settings=QUICK).found, day=DAY)
+    spec = spec_from(NEW_BOARD, measure_gpu(FakeLauncher(truth, NEW_BOARD), settings=QUICK).measurements, day=DAY)
     assert spec.throughput[0].best_flops == spec.throughput[0].peak_flops
     assert spec.dram.scattered_bytes_per_second == spec.dram.bandwidth_bytes_per_second
     assert spec.clocks.sustained_hz == spec.clocks.boost_hz
 
 
-def test_a_missing_number_is_named(run: Run) -> None:
-    found = {key: value for key, value in run.found.items() if key not in ("launch", "dram.add")}
+def test_a_missing_number_is_named(run: QuantityResults) -> None:
+    found = {key: value for key, value in run.measurements.items() if key not in ("launch", "dram.add")}
     with pytest.raises(InputError, match=r"--out: a device file needs dram.add, launch; measure all quantities"):
         spec_from(NEW_BOARD, found)
 
 
-def test_numbers_that_contradict_each_other_ask_for_another_run(run: Run) -> None:
-    slow = replace(run.found["l2.read"], samples=(1e9,))
+def test_numbers_that_contradict_each_other_ask_for_another_run(run: QuantityResults) -> None:
+    slow = replace(run.measurements["l2.read"], samples=(1e9,))
     with pytest.raises(InputError, match=r"measured, but got .* measure again on an idle board"):
-        spec_from(NEW_BOARD, {**run.found, "l2.read": slow})
+        spec_from(NEW_BOARD, {**run.measurements, "l2.read": slow})
 
 
-def test_boards_too_old_for_the_compiler_are_said_to_be(run: Run) -> None:
-    spec = spec_from(replace(NEW_BOARD, compute_capability=(3, 7)), run.found)
+def test_boards_too_old_for_the_compiler_are_said_to_be(run: QuantityResults) -> None:
+    spec = spec_from(replace(NEW_BOARD, compute_capability=(3, 7)), run.measurements)
     assert (spec.code_generator, spec.architecture) == ("cuda-source", "sm_37")
     assert spec.code_generator_reason
 

@@ -25,7 +25,7 @@ def found() -> dict[str, float]:
     truth = Truth(reach_pages=16, gemm=13e12)
     run = measure_gpu(FakeLauncher(truth, NEW_BOARD), settings=QUICK)
     assert run.failures == {}
-    return {key: measurement.value for key, measurement in run.found.items()}
+    return {key: measurement.value for key, measurement in run.measurements.items()}
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ def test_library_products_are_slower_once_the_board_is_hot(found: dict[str, floa
 @pytest.mark.parametrize(("banks", "width"), [(32, 4), (32, 8), (16, 4)])
 def test_banks_are_told_apart_by_their_conflicts(banks: int, width: int) -> None:
     run = measure_gpu(FakeLauncher(Truth(banks=banks, width=width)), ["banks"], QUICK)
-    assert (run.found["shared.banks"].value, run.found["shared.width"].value) == (banks, width)
+    assert (run.measurements["shared.banks"].value, run.measurements["shared.width"].value) == (banks, width)
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_the_transaction_is_where_time_per_read_stops_growing(size: int) -> None:
     run = measure_gpu(FakeLauncher(Truth(transaction=size)), ["transaction"], QUICK)
-    assert run.found["dram.transaction"].value == size
+    assert run.measurements["dram.transaction"].value == size
 
 
 def test_a_board_that_never_waits_for_translations_has_neither_number() -> None:
     run = measure_gpu(FakeLauncher(Truth(reach_pages=None)), ["translation"], QUICK)
-    assert run.found == {} and run.failures == {}
+    assert run.measurements == {} and run.failures == {}
 
 
 def test_empty_kernels_are_submitted_before_the_first_starts() -> None:
@@ -97,31 +97,31 @@ def test_empty_kernels_are_submitted_before_the_first_starts() -> None:
 
 def test_a_board_without_a_power_limit_to_feel_has_no_such_rate() -> None:
     run = measure_gpu(FakeLauncher(Truth(gemm=13e12, hot_clock=1.5e9)), ["power"], QUICK)
-    assert run.found["power.float32"].path == ""
+    assert run.measurements["power.float32"].path == ""
     hot = measure_gpu(FakeLauncher(Truth(gemm=13e12, hot_after=6.0)), ["power"], QUICK)
-    assert hot.found["power.float32"].path == "throughput.float32.power_limited_flops"
+    assert hot.measurements["power.float32"].path == "throughput.float32.power_limited_flops"
 
 
 def test_one_failure_leaves_the_others() -> None:
     launcher = FakeLauncher(broken=["barrier_loop"])
     run = measure_gpu(launcher, ["barrier", "launch"], QUICK)
     assert run.failures == {"barrier": "barrier_loop does not compile: broken"}
-    assert "launch" in run.found
+    assert "launch" in run.measurements
     assert launcher.released == 2
 
 
 def test_readings_far_from_the_shipped_spec_are_marked() -> None:
     v100 = load_device("v100")
     right = measure_gpu(FakeLauncher(), ["dram", "latency"], QUICK, v100)
-    assert right.found["dram.add"].plausible and right.found["l2.latency"].plausible
+    assert right.measurements["dram.add"].plausible and right.measurements["l2.latency"].plausible
     slow = measure_gpu(FakeLauncher(Truth(dram=400e9)), ["dram"], QUICK, v100)
-    assert not slow.found["dram.add"].plausible
+    assert not slow.measurements["dram.add"].plausible
 
 
 def test_nothing_is_faster_than_the_memory_interface() -> None:
     run = measure_gpu(FakeLauncher(Truth(dram=1000e9)), ["dram"], QUICK)
-    assert run.found["dram.add"].high == pytest.approx(2 * 877e6 * 4096 / 8)
-    assert not run.found["dram.add"].plausible
+    assert run.measurements["dram.add"].high == pytest.approx(2 * 877e6 * 4096 / 8)
+    assert not run.measurements["dram.add"].plausible
 
 
 def test_an_unknown_quantity_is_named() -> None:
@@ -135,7 +135,7 @@ def test_old_boards_get_the_kernels_that_they_have() -> None:
     assert "fma_float32" in old and not {"fma_bfloat16", "fma_int8", "wmma_float16_float32"} & old
     assert {"fma_bfloat16", "fma_int8", "wmma_bfloat16_float32", "wmma_tfloat32_float32"} <= new
     run = measure_gpu(FakeLauncher(board=replace(V100, compute_capability=(5, 0))), ["arithmetic", "matrix"], QUICK)
-    assert {key for key in run.found if key.startswith("fma")} == {"fma.float32", "fma.float64", "fma.int32"}
+    assert {key for key in run.measurements if key.startswith("fma")} == {"fma.float32", "fma.float64", "fma.int32"}
 
 
 def test_every_quantity_says_what_it_launches_and_how_to_measure() -> None:
@@ -165,11 +165,11 @@ def test_framework_calls_start_on_an_idle_device(monkeypatch: pytest.MonkeyPatch
     torch = FakeTorch()
     monkeypatch.setattr(FakeLauncher, "torch", lambda self: torch)
     run = measure_gpu(FakeLauncher(), ["framework"], QUICK)
-    assert {key: measurement.value for key, measurement in run.found.items()} == pytest.approx(
+    assert {key: measurement.value for key, measurement in run.measurements.items()} == pytest.approx(
         dict.fromkeys(["call.add", "call.matmul", "call.linear", "call.softmax", "call.layer_norm"], 30e-6)
     )
-    assert run.found["call.linear"].path == "framework.linear_call_seconds"
-    assert run.found["call.add"].path == "framework.call_seconds"
+    assert run.measurements["call.linear"].path == "framework.linear_call_seconds"
+    assert run.measurements["call.add"].path == "framework.call_seconds"
     first = torch.calls.index("idle")
     assert torch.calls[first : first + 5] == ["idle", "record", "add", "record", "synchronize"]
 
@@ -198,6 +198,6 @@ def test_reach_is_the_last_count_before_the_step() -> None:
 def test_the_portion_of_registers_explains_the_occupancy(truth: int) -> None:
     launcher = FakeLauncher(Truth(portion=truth))
     run = measure_gpu(launcher, ["registers"], QUICK)
-    assert run.found["registers.portion"].value == truth
+    assert run.measurements["registers.portion"].value == truth
     with pytest.raises(RuntimeError, match="no rounding explains"):
         portion({40: 7, 80: 12}, 65536, 32)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hal.catalog import load_device
-from hal.microbench import Measurement, Run, Settings, cpu, quantities
+from hal.microbench import Measurement, QuantityResults, Settings, cpu, quantities
 from hal.microbench.launcher import Launcher
 from roller.cli import main
 from roller.command import microbench as microbench_command
@@ -146,7 +146,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         key: Measurement(key=key, unit=unit, samples=(value,), method="made up", path=path)
         for key, (unit, value, path) in values.items()
     }
-    monkeypatch.setattr(cpu, "measure_cpu", lambda only, progress: Run(found=dict(found)))
+    monkeypatch.setattr(cpu, "measure_cpu", lambda only, progress: QuantityResults(found=dict(found)))
     monkeypatch.chdir(tmp_path)
 
 

@@ -13,7 +13,7 @@ from sokoban.language.expression import Reduction, value_text
 from sokoban.language.operators import operator_from_data
 from sokoban.model.gpu.row_work import row_work
 from sokoban.model.rational import estimate_schedules
-from sokoban.schedule.rows import KEPT_REGISTERS, REMEMBERED, kept_column_bytes, row_plan
+from sokoban.schedule.rows import REMEMBERED, ROW_REGISTERS, column_bytes_of, row_plan
 from sokoban.schedule.tile import TileSchedule, sizes
 
 
@@ -66,20 +66,20 @@ def test_softmax_keeps_its_row_and_remembers_its_exponentials() -> None:
 
 
 def test_a_row_that_is_too_long_for_registers_is_read_again() -> None:
-    form = form_of(op="softmax", shape=[5, 64 * (KEPT_REGISTERS + 4)])
+    form = form_of(op="softmax", shape=[5, 64 * (ROW_REGISTERS + 4)])
     plan = row_plan(form, 64)
     assert plan.kept == () and plan.remembered is None
     (x,) = form.body_loads
     work = row_work(form, np.array([64, 128]), np.zeros(2, np.int64))
     # Maximum, sum and result; with twice the threads the row stays.
     assert work.walks[x].tolist() == [3.0, 1.0]
-    assert work.kept_registers[0] == 0 < work.kept_registers[1] <= KEPT_REGISTERS
+    assert work.kept_registers[0] == 0 < work.kept_registers[1] <= ROW_REGISTERS
     assert work.batches[0] > work.batches[1]
 
 
 def test_a_row_that_is_too_long_for_registers_is_kept_in_shared_memory() -> None:
     threads = 64
-    form = form_of(op="softmax", shape=[5, threads * (KEPT_REGISTERS + 4)])
+    form = form_of(op="softmax", shape=[5, threads * (ROW_REGISTERS + 4)])
     columns = form.sizes[form.reduced[-1]]
     plan = row_plan(form, threads, columns)
     assert (plan.shared_turns, plan.register_turns) == (plan.turns, 0)
@@ -87,8 +87,8 @@ def test_a_row_that_is_too_long_for_registers_is_kept_in_shared_memory() -> None
     # All of it, or half of it and the other half in registers: read once. Nothing: three times.
     kept = row_work(form, np.array([threads] * 3), np.array([columns, columns // 2, 0]))
     assert kept.walks[x].tolist() == [1.0, 1.0, 3.0]
-    assert kept_column_bytes(form) == 4
-    assert kept_column_bytes(form_of(op="reduce", function="sum", shape=[5, 64], axes=[1])) == 0
+    assert column_bytes_of(form) == 4
+    assert column_bytes_of(form_of(op="reduce", function="sum", shape=[5, 64], axes=[1])) == 0
 
 
 def test_wide_accesses_are_fewer_instructions() -> None:

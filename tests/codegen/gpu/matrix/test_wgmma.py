@@ -14,7 +14,7 @@ from codegen.gpu.matrix.base import product_problem
 from codegen.gpu.matrix.wgmma import WarpGroupKernel
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import own_architecture
+from codegen.gpu.source.text import specific_architecture
 from codegen.target import Target
 from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from codegen.verify.gpu import verify
@@ -220,9 +220,9 @@ def test_every_width_and_layout_compiles_without_spills(
 def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
     form = form_of(op="matmul", m=256, n=256, k=256)
     group, warp = schedule_of(form), wmma_schedule(form, padding=0, instruction=Instruction.MMA_16X8X16, stages=3)
-    assert own_architecture(group, "sm_90") == "sm_90a"
-    assert own_architecture(group, "sm_90a") is None
-    assert own_architecture(warp, "sm_90") is None
+    assert specific_architecture(group, "sm_90") == "sm_90a"
+    assert specific_architecture(group, "sm_90a") is None
+    assert specific_architecture(warp, "sm_90") is None
     target = Target("cuda", "sm_90", 32)
     request = BuildRequest(form=form, schedule=group, entry="wgmma", target=target)
     built = build_kernel(request)

@@ -9,7 +9,7 @@ import pytest
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import own_architecture
+from codegen.gpu.source.text import specific_architecture
 from codegen.gpu.walks import groups
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
@@ -96,7 +96,7 @@ def test_kernels_compile_without_spills_and_without_serial_products(
 ) -> None:
     """Two groups start with a third of the registers for each of three; the third gives some of its own up to them."""
     schedule, changes = by_groups(count, keys), {"head_dim": head_dim, "queries": 4096, "causal": True}
-    kernel, architecture = kernel_of(**changes), own_architecture(schedule, "sm_90")
+    kernel, architecture = kernel_of(**changes), specific_architecture(schedule, "sm_90")
     assert architecture == "sm_90a"
     lowered = lower(LoweringRequest(kernel, schedule, "attention", Target("cuda", architecture, 32)))
     compiled = compile_cuda(strip_prelude(lowered.text), architecture, name="attention")

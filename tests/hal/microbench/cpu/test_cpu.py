@@ -110,13 +110,13 @@ def test_a_quantity_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(cpu.QUANTITIES, "barrier", fail)
     run = measure_cpu(["clock", "barrier"], Settings(repeats=2, target_seconds=1e-4))
-    assert run.failures == {"barrier": "no"} and "clock" in run.found
+    assert run.failures == {"barrier": "no"} and "clock" in run.measurements
 
 
 def test_a_part_of_a_run_measures_what_was_named() -> None:
     run = measure_cpu(["clock", "barrier"], Settings(repeats=2, target_seconds=1e-4))
-    assert set(run.found) <= {"clock", "barrier"} and "clock" in run.found
-    assert run.found["clock"].value > 1e8
+    assert set(run.measurements) <= {"clock", "barrier"} and "clock" in run.measurements
+    assert run.measurements["clock"].value > 1e8
     with pytest.raises(InputError, match="--only: 'dram' is not measured on CPUs; name one of clock, arithmetic"):
         measure_cpu(["dram"])
 

@@ -15,7 +15,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.model.cpu.stages import SUSTAINED
-from sokoban.model.cpu.traffic import Footprint, Traffic, kept
+from sokoban.model.cpu.traffic import Footprint, Traffic, share_retained
 from sokoban.model.cpu.work import copies_of, tile_work
 from sokoban.model.rational import estimate, estimate_schedules
 from sokoban.schedule.cpu_tiles import by_vector_axis
@@ -121,7 +121,7 @@ def test_copies_take_scratch_memory_and_keep_reads_dense() -> None:
 
 def test_a_cache_indexed_within_pages_keeps_all_or_nothing() -> None:
     l1 = msgspec.structs.replace(DEVICE.layer("l1"), capacity_bytes=32768, associativity=8)
-    assert kept(l1, np.array([16384.0, 32768.0])).tolist() == [1.0, 0.0]
+    assert share_retained(l1, np.array([16384.0, 32768.0])).tolist() == [1.0, 0.0]
 
 
 def test_a_cache_larger_than_its_ways_pages_is_filled_by_chance() -> None:
@@ -129,7 +129,7 @@ def test_a_cache_larger_than_its_ways_pages_is_filled_by_chance() -> None:
     ways, colours = 16, 16
     l2 = msgspec.structs.replace(DEVICE.layer("l2"), capacity_bytes=ways * colours * 4096, associativity=ways)
     shares = np.array([0.25, 0.5, 0.75, 1.0, 2.0])
-    found = kept(l2, shares * l2.capacity_bytes)
+    found = share_retained(l2, shares * l2.capacity_bytes)
     assert np.all(np.diff(found) < 0)
     random = np.random.default_rng(0)
     for share, expected in zip(shares.tolist(), found.tolist(), strict=True):
