@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.calls.operators import Problem, problem
 from bench.gpu.board import QUERY
-from bench.gpu.machine import Event, Launch, Run, Tensor
+from bench.gpu.machine import CudaEvent, CudaMachine, Launch, Run, Tensor
 
 #: Prints one sample as nvidia-smi does, then waits to be stopped.
 SMI = (
@@ -26,7 +26,7 @@ SMI = (
 )
 
 
-class FakeMachine:
+class FakeMachine(CudaMachine):
     """`broken_by` is a message after which the GPU counts as lost, as after an illegal access."""
 
     device = "cpu"
@@ -38,7 +38,7 @@ class FakeMachine:
         self.flushes = 0
         self.replays = 0
 
-    def event(self) -> Event:
+    def event(self) -> CudaEvent:
         return _FakeEvent()
 
     def synchronize(self) -> None:
@@ -107,7 +107,7 @@ class FakeMachine:
         return self._broken_by in str(error)
 
 
-class _FakeEvent:
+class _FakeEvent(CudaEvent):
     def __init__(self) -> None:
         self._at = 0.0
 

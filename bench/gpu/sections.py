@@ -12,7 +12,7 @@ from bench.calls.operators import Problem, by_turns, read_suite
 from bench.gpu.adapters import kind_of, manifest_of
 from bench.gpu.correctness import random_inputs
 from bench.gpu.journal import Item, Journal
-from bench.gpu.machine import Machine, bundle_of
+from bench.gpu.machine import CudaMachine, bundle_of
 from bench.gpu.rivals import check_of, compare, described, is_generated, launched
 from bench.gpu.timing import Contender, contender, interleaved
 from bench.gpu.training import configurations, measure
@@ -38,7 +38,7 @@ class Harvest:
         thorough: profile with roller.profile.profile instead of the quick way here.
     """
 
-    machine: Machine
+    machine: CudaMachine
     journal: Journal
     bundles: Path | None
     small: bool = False
@@ -105,7 +105,7 @@ def _profile(harvest: Harvest, problem: Problem, bundle: Path) -> Callable[[], I
     return run
 
 
-def profile(machine: Machine, problem: Problem, bundle: Path) -> Item:
+def profile(machine: CudaMachine, problem: Problem, bundle: Path) -> Item:
     """One item of the section ``profile``: kernels by measured time, those that are wrong or fail struck out.
 
     It is quicker than roller.profile.profile, which would get through a fraction of the bundles in the same time:

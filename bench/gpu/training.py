@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.journal import MOST_ARCHIVE_BYTES, archive
-from bench.gpu.machine import Machine, tf32
+from bench.gpu.machine import CudaMachine, tf32
 from bench.timed.statistics import spread
 
 #: Samples per step, the one that is also traced first.
@@ -33,7 +33,7 @@ TRACED_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Variant of a step. `half` is the type of autocast; `traced` variants get a Kineto trace at the first batch."""
+    """How a step is run. `half` is the type of autocast; `traced` variants get a Kineto trace at the first batch."""
 
     name: str
     half: str | None = None
@@ -76,7 +76,7 @@ def configurations(supports: Callable[[str], bool], *, small: bool = False) -> l
 
     `small` keeps what takes another way through the code, with batches of two and one.
     """
-    configurations_by_cost = []
+    found = []
     for compiled in (False, True):
         for first in (0, 1):
             for variant in VARIANTS:
@@ -90,19 +90,19 @@ def configurations(supports: Callable[[str], bool], *, small: bool = False) -> l
                     if small and first and variant.name != "baseline":
                         continue
                     batch = (2, 1)[first] if small else batches[first]
-                    configurations_by_cost.append(Configuration(model, batch, variant, variant.traced and first == 0))
-    return configurations_by_cost
+                    found.append(Configuration(model, batch, variant, variant.traced and first == 0))
+    return found
 
 
 class Stepper:
     """A model with its optimizer; :meth:`step` trains one step."""
 
-    def __init__(self, machine: Machine, configuration: Configuration, *, small: bool, is_local: bool) -> None:
+    def __init__(self, machine: CudaMachine, configuration: Configuration, *, small: bool, own: bool) -> None:
         from bench.gpu.models import training
 
         self._torch = torch = importlib.import_module("torch")
         variant = configuration.variant
-        what = training(configuration.model, configuration.batch, machine.device, small=small, is_local=is_local)
+        what = training(configuration.model, configuration.batch, machine.device, small=small, own=own)
         self.definition, self._loss = what.definition, what.loss
         model: Any = what.model
         if variant.channels_last:
@@ -138,12 +138,12 @@ class Stepper:
 
 
 def measure(
-    machine: Machine, configuration: Configuration, directory: Path, *, small: bool, is_local: bool = False
+    machine: CudaMachine, configuration: Configuration, directory: Path, *, small: bool, own: bool = False
 ) -> dict[str, Any]:
     """One item of the section ``training``: clean steps, then some under the profiler, kept in an archive."""
     started = time.perf_counter()
     with tf32(False):
-        stepper = Stepper(machine, configuration, small=small, is_local=is_local)
+        stepper = Stepper(machine, configuration, small=small, own=own)
         for _ in range(2 if small else WARM_UP_STEPS):
             stepper.step()
         machine.synchronize()
@@ -171,7 +171,7 @@ def measure(
     return item
 
 
-def timed_steps(machine: Machine, step: Callable[[], Any], count: int | None = None) -> dict[str, Any]:
+def timed_steps(machine: CudaMachine, step: Callable[[], Any], count: int | None = None) -> dict[str, Any]:
     """``steps``: device time from one step's end to the next one's; ``wall``: host time of the run by its steps."""
     if count is None:
         machine.synchronize()
@@ -195,14 +195,16 @@ def _intervals(events: list[Any]) -> list[float]:
     return [before.seconds_until(after) for before, after in itertools.pairwise(events)]
 
 
-def traced_steps(machine: Machine, stepper: Stepper, configuration: Configuration, directory: Path) -> dict[str, Any]:
+def traced_steps(
+    machine: CudaMachine, stepper: Stepper, configuration: Configuration, directory: Path
+) -> dict[str, Any]:
     """Record two steps; ``profiled`` are their times, ``trace`` is where the trace lies, or why it was not kept."""
     name = f"{configuration.key.replace(' ', '-')}.json.gz"
     with tempfile.TemporaryDirectory(dir=directory, prefix=".trace-") as scratch:
         path = Path(scratch) / name
         # Hooks would have torch.compile compile again, and a graph does not call them.
-        is_compiled = configuration.variant.compiled or configuration.variant.graph
-        with _recorder(path, stepper.model, configuration.batch, is_compiled) as (recorded, total):
+        plain = configuration.variant.compiled or configuration.variant.graph
+        with _recorder(path, stepper.model, configuration.batch, plain) as (recorded, total):
             events = [machine.event() for _ in range(TRACED_STEPS + 1)]
             first = total - TRACED_STEPS
             for number in range(total):
@@ -225,19 +227,19 @@ def traced_steps(machine: Machine, stepper: Stepper, configuration: Configuratio
 
 
 @contextlib.contextmanager
-def _recorder(path: Path, model: Any, batch: int, is_compiled: bool) -> Iterator[tuple[Callable[[], None], int]]:
-    """Function to call after each step, and how many steps there have to be.
+def _recorder(path: Path, model: Any, batch: int, plain: bool) -> Iterator[tuple[Callable[[], None], int]]:
+    """What is called after each step, and how many steps there have to be.
 
     Daydream's recorder says which gradients belong to which layer; it needs msgspec, which prepare.py carries. Where
-    it is missing, or with `is_compiled`, the profiler alone does.
+    it is missing, or with `plain`, the profiler alone does.
     """
     warm_up = 2
     record: Any = None
-    if not is_compiled:
+    if not plain:
         with contextlib.suppress(ImportError):
             from daydream.record.record import record
     if record is None:
-        with _bare_profiler(path, warm_up) as recorded:
+        with _plain_profiler(path, warm_up) as recorded:
             yield recorded, warm_up + TRACED_STEPS
         return
     with record(path, steps=TRACED_STEPS, warmup=warm_up, model=model, batch=batch) as recorder:
@@ -245,7 +247,7 @@ def _recorder(path: Path, model: Any, batch: int, is_compiled: bool) -> Iterator
 
 
 @contextlib.contextmanager
-def _bare_profiler(path: Path, warm_up: int) -> Iterator[Callable[[], None]]:
+def _plain_profiler(path: Path, warm_up: int) -> Iterator[Callable[[], None]]:
     torch = importlib.import_module("torch")
     kinds = torch.profiler.ProfilerActivity
     activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_available() else [])]
