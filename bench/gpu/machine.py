@@ -97,7 +97,7 @@ class CudaMachine:
         return launch
 
     def microbench(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        """What ``hal.microbench`` measures of the board; `progress` gets the name of each quantity before it."""
+        """Measurements of ``hal.microbench`` on the board; `progress` gets the name of each quantity before it."""
         from bench.gpu.adapters import microbench
 
         return microbench(self.device, progress)
@@ -109,7 +109,7 @@ class CudaMachine:
         return profiled(bundle, self._index)
 
     def supports(self, precision: str) -> bool:
-        """Whether ``tf32``, ``bfloat16`` run on matrix units."""
+        """True if ``tf32``, ``bfloat16`` run on matrix units."""
         return bool(self._capability >= {"tf32": (8, 0), "bfloat16": (8, 0)}[precision])
 
     def release(self) -> None:
@@ -122,13 +122,13 @@ class CudaMachine:
         return int(self._torch.cuda.max_memory_allocated())
 
     def properties(self) -> dict[str, Any]:
-        found = self._torch.cuda.get_device_properties(self._index)
-        names = [name for name in dir(found) if not name.startswith("_")]
-        values = {name: getattr(found, name) for name in names}
+        properties_of_board = self._torch.cuda.get_device_properties(self._index)
+        names = [name for name in dir(properties_of_board) if not name.startswith("_")]
+        values = {name: getattr(properties_of_board, name) for name in names}
         return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
 
     def is_broken(self, error: BaseException) -> bool:
-        """Whether nothing can run in this process after `error`."""
+        """True if nothing can run in this process after `error`."""
         if isinstance(error, self._torch.cuda.OutOfMemoryError):
             return False
         try:
@@ -154,7 +154,7 @@ class CudaEvent:
 
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Whether products of float32 matrices and convolutions may round their operands to TF32, while this lasts."""
+    """Permission to round operands of float32 products and convolutions to TF32, while this lasts."""
     backends = importlib.import_module("torch").backends
     before = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
     backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = allowed
@@ -172,9 +172,9 @@ def bundle_of(bundles: Path | None, architecture: str, suite: str, name: str) ->
     from codegen.runtime.gpu import runs_on
 
     capability = int(architecture[3:-1]), int(architecture[-1])
-    found: list[tuple[str, Path]] = []
+    dated_bundles: list[tuple[str, Path]] = []
     for path in sorted(bundles.glob(f"*/{suite}/{name}/manifest.json")) if bundles else ():
         built = str(json.loads(path.read_bytes()).get("architecture", ""))
         if runs_on(built, capability):
-            found.append((built, path.parent))
-    return max(found, key=lambda one: one[0])[1] if found else None
+            dated_bundles.append((built, path.parent))
+    return max(dated_bundles, key=lambda one: one[0])[1] if dated_bundles else None

@@ -33,7 +33,7 @@ TRACED_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """How a step is run. `half` is the type of autocast; `traced` variants get a Kineto trace at the first batch."""
+    """Variant of a step. `half` is the type of autocast; `traced` variants get a Kineto trace at the first batch."""
 
     name: str
     half: str | None = None
@@ -76,7 +76,7 @@ def configurations(supports: Callable[[str], bool], *, small: bool = False) -> l
 
     `small` keeps what takes another way through the code, with batches of two and one.
     """
-    found = []
+    configurations_by_cost = []
     for compiled in (False, True):
         for first in (0, 1):
             for variant in VARIANTS:
@@ -90,19 +90,19 @@ def configurations(supports: Callable[[str], bool], *, small: bool = False) -> l
                     if small and first and variant.name != "baseline":
                         continue
                     batch = (2, 1)[first] if small else batches[first]
-                    found.append(Configuration(model, batch, variant, variant.traced and first == 0))
-    return found
+                    configurations_by_cost.append(Configuration(model, batch, variant, variant.traced and first == 0))
+    return configurations_by_cost
 
 
 class Stepper:
     """A model with its optimizer; :meth:`step` trains one step."""
 
-    def __init__(self, machine: CudaMachine, configuration: Configuration, *, small: bool, own: bool) -> None:
+    def __init__(self, machine: CudaMachine, configuration: Configuration, *, small: bool, is_local: bool) -> None:
         from bench.gpu.models import training
 
         self._torch = torch = importlib.import_module("torch")
         variant = configuration.variant
-        what = training(configuration.model, configuration.batch, machine.device, small=small, own=own)
+        what = training(configuration.model, configuration.batch, machine.device, small=small, is_local=is_local)
         self.definition, self._loss = what.definition, what.loss
         model: Any = what.model
         if variant.channels_last:
@@ -138,12 +138,12 @@ class Stepper:
 
 
 def measure(
-    machine: CudaMachine, configuration: Configuration, directory: Path, *, small: bool, own: bool = False
+    machine: CudaMachine, configuration: Configuration, directory: Path, *, small: bool, is_local: bool = False
 ) -> dict[str, Any]:
     """One item of the section ``training``: clean steps, then some under the profiler, kept in an archive."""
     started = time.perf_counter()
     with tf32(False):
-        stepper = Stepper(machine, configuration, small=small, own=own)
+        stepper = Stepper(machine, configuration, small=small, is_local=is_local)
         for _ in range(2 if small else WARM_UP_STEPS):
             stepper.step()
         machine.synchronize()
@@ -203,8 +203,8 @@ def traced_steps(
     with tempfile.TemporaryDirectory(dir=directory, prefix=".trace-") as scratch:
         path = Path(scratch) / name
         # Hooks would have torch.compile compile again, and a graph does not call them.
-        plain = configuration.variant.compiled or configuration.variant.graph
-        with _recorder(path, stepper.model, configuration.batch, plain) as (recorded, total):
+        is_compiled = configuration.variant.compiled or configuration.variant.graph
+        with _recorder(path, stepper.model, configuration.batch, is_compiled) as (recorded, total):
             events = [machine.event() for _ in range(TRACED_STEPS + 1)]
             first = total - TRACED_STEPS
             for number in range(total):
@@ -227,19 +227,19 @@ def traced_steps(
 
 
 @contextlib.contextmanager
-def _recorder(path: Path, model: Any, batch: int, plain: bool) -> Iterator[tuple[Callable[[], None], int]]:
-    """What is called after each step, and how many steps there have to be.
+def _recorder(path: Path, model: Any, batch: int, is_compiled: bool) -> Iterator[tuple[Callable[[], None], int]]:
+    """Function to call after each step, and how many steps there have to be.
 
     Daydream's recorder says which gradients belong to which layer; it needs msgspec, which prepare.py carries. Where
-    it is missing, or with `plain`, the profiler alone does.
+    it is missing, or with `is_compiled`, the profiler alone does.
     """
     warm_up = 2
     record: Any = None
-    if not plain:
+    if not is_compiled:
         with contextlib.suppress(ImportError):
             from daydream.record.record import record
     if record is None:
-        with _plain_profiler(path, warm_up) as recorded:
+        with _bare_profiler(path, warm_up) as recorded:
             yield recorded, warm_up + TRACED_STEPS
         return
     with record(path, steps=TRACED_STEPS, warmup=warm_up, model=model, batch=batch) as recorder:
@@ -247,7 +247,7 @@ def _recorder(path: Path, model: Any, batch: int, plain: bool) -> Iterator[tuple
 
 
 @contextlib.contextmanager
-def _plain_profiler(path: Path, warm_up: int) -> Iterator[Callable[[], None]]:
+def _bare_profiler(path: Path, warm_up: int) -> Iterator[Callable[[], None]]:
     torch = importlib.import_module("torch")
     kinds = torch.profiler.ProfilerActivity
     activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_available() else [])]
