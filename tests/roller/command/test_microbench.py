@@ -146,7 +146,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         key: Measurement(key=key, unit=unit, samples=(value,), method="made up", path=path)
         for key, (unit, value, path) in values.items()
     }
-    monkeypatch.setattr(cpu, "measure_cpu", lambda only, progress: QuantityResults(found=dict(found)))
+    monkeypatch.setattr(cpu, "measure_cpu", lambda only, progress: QuantityResults(measurements=dict(found)))
     monkeypatch.chdir(tmp_path)
 
 
