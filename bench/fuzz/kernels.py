@@ -13,10 +13,10 @@ import numpy as np
 
 from bench.fuzz.productions import attention_options, productions
 from codegen.compile.build import verify_chain, verify_schedule
-from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
-from codegen.gpu.lower import LOWERINGS
+from codegen.cpu.lower import KINDS as CPU_KINDS
+from codegen.gpu.lower import KINDS
 from codegen.target import Target
-from codegen.tir.lowering import LoweringRequest, chosen
+from codegen.tir.lowering import AnyRequest, LoweringRequest, chosen
 from codegen.tolerance import HALF_UNITS, relative_error
 from codegen.verify.result import Verification
 from hal.catalog import load_device
@@ -24,9 +24,6 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.construct.program import Program
 from roller.programs import find_programs, form_on
-from sokoban.kernel.form import KernelForm
-from sokoban.kernel.pair import ProductPair
-from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import part_of
 from sokoban.language.expression import TensorExpr
@@ -94,11 +91,8 @@ class Kernel:
         attention = source.operator_as(Attention) or source.operator_as(AttentionGradient)
         if attention is not None:
             return attention_options(attention, source.inputs[0].dtype)
-        if isinstance(problem, PatchTransform):
-            return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs)
-        if isinstance(problem, ProductPair):
-            return productions(problem.expr)
-        return productions(problem.expr) if isinstance(problem, KernelForm) else frozenset()
+        expr = getattr(problem, "expr", None)  # transforms of patches have none
+        return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs) if expr is None else productions(expr)
 
     def points(self) -> float:
         """Points of the problem that is run."""
@@ -106,8 +100,7 @@ class Kernel:
         if check is not None:
             by_matrix = any(name.endswith(("warps", "groups")) for name in self.lowerings)
             return sum(_points(step.problem) for step in check.steps) / (MATRIX_POINTS if by_matrix else 1)
-        form, schedule = self.program.form, self.program.main.schedule
-        assert isinstance(schedule, TileSchedule)
+        form, schedule = self.program.form, self.program.main.tiles
         if self.device == "cpu":
             return math.prod(form.sizes.values())
         return _points(cut_down(form, schedule)) / (MATRIX_POINTS if schedule.uses_matrix else 1)
@@ -154,8 +147,9 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
 
 
 def _lowering(problem: Problem, schedule: Schedule, target: Target) -> str:
-    lowerings = CPU_LOWERINGS if target.generator == "llvm" else LOWERINGS
-    name = chosen(lowerings, LoweringRequest(problem, schedule, "drawn", target)).__name__  # type: ignore[attr-defined]
+    request: AnyRequest = LoweringRequest(problem, schedule, "drawn", target)
+    lowering = chosen(CPU_KINDS, request) if target.generator == "llvm" else chosen(KINDS, request)
+    name = lowering.__name__
     if target.generator == "llvm":
         return name.removeprefix("codegen.")
     return name.removeprefix("codegen.gpu.").removesuffix(".kernel").removeprefix("matrix.")

@@ -488,7 +488,7 @@ def pair(draw: Draw) -> Data:
     sizes: Sequence[Sequence[int]] = ((16, 32, 64), (16, 24, 33, 96, 128))
     if draw.target is not None:
         dtype = chance.choice(
-            ("float16", "bfloat16") if draw.target.lowering == "pairs.warps" else ("float32", "float16")
+            ("float16", "bfloat16") if draw.target.lowering == "walks.pair_warps" else ("float32", "float16")
         )
         sizes = sizes[:1]
     draw.dtypes, draw.whole = (dtype,), False

@@ -14,7 +14,7 @@ from codegen.cpu.copies import Staged
 from codegen.cpu.cuts import Cut, cut, position, vectors
 from codegen.cpu.function import CpuBuffers, lanes_of
 from codegen.tir.lowered import LoweringError
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load, Reduction
@@ -52,13 +52,13 @@ class TilePlan:
     vector_axis: str
 
     @staticmethod
-    def of(request: LoweringRequest) -> TilePlan:
+    def of(request: TileRequest) -> TilePlan:
         """The plan of a schedule.
 
         Raises:
             LoweringError: the schedule does not fit the operator.
         """
-        form, schedule, axes = request.form, request.tiles, request.form.final.axes
+        form, schedule, axes = request.problem, request.schedule, request.problem.final.axes
         lanes = lanes_of(request)
         cuts = {
             axis: cut(axis, form.sizes[axis], schedule.block_of[axis], schedule.register_tile[axis]) for axis in axes

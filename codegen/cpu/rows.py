@@ -20,7 +20,7 @@ from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_block
 from codegen.cpu.functions import VectorValue
 from codegen.cpu.lines import ask_for_line, runs_through
 from codegen.tir.lowered import LoweringError, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, combine, identity
 from hal.spec.parts import CPU_LINE_BYTES
@@ -34,12 +34,12 @@ _KEPT = Load("|kept", ())
 Point = Mapping[str, Expr]
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """``rows`` kernels, and ``tile`` kernels whose reduction is shared among lanes."""
-    return request.form.kind == "rows" or bool(request.tiles.reduce_threads)
+    return request.problem.is_rows or bool(request.schedule.reduce_threads)
 
 
-def lower(request: LoweringRequest) -> LoweredCpu:
+def lower(request: TileRequest) -> LoweredCpu:
     """The kernel of a schedule whose threads take whole rows."""
     plan = _RowsPlan.of(request)
     return lowered_blocks(
@@ -71,14 +71,14 @@ class _RowsPlan:
     final: Value
 
     @staticmethod
-    def of(request: LoweringRequest) -> _RowsPlan:
+    def of(request: TileRequest) -> _RowsPlan:
         """The plan of a schedule.
 
         Raises:
             LoweringError: vectors of rows do not divide a block.
         """
-        form, lanes, axis = request.form, lanes_of(request), lane_axis(request.form)
-        block_of = request.tiles.block_of
+        form, lanes, axis = request.problem, lanes_of(request), lane_axis(request.problem)
+        block_of = request.schedule.block_of
         cuts = []
         for row_axis in form.spatial:
             size, block = form.sizes[row_axis], block_of[row_axis]

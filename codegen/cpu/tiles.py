@@ -15,19 +15,19 @@ from codegen.cpu.plan import Block, Tile, TilePlan
 from codegen.cpu.tile_lines import TileLines
 from codegen.cpu.vectors import Held, along_rows
 from codegen.tir.lowered import identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, combine, identity
 from sokoban.language.expression import Load
 from sokoban.schedule.cpu_tiles import LARGE_TILE, WRITTEN_OUT
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Whatever no other lowering takes: outputs by tiles, with a sum or without."""
     return True
 
 
-def lower(request: LoweringRequest) -> LoweredCpu:
+def lower(request: TileRequest) -> LoweredCpu:
     """The kernel of a schedule of tiles."""
     plan = TilePlan.of(request)
     return lowered_blocks(

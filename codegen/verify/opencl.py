@@ -69,11 +69,6 @@ def device_name() -> str:
     return f"{device.name.strip()} ({device.platform.name.strip()} {device.driver_version.strip()})"
 
 
-def device_has_fp16() -> bool:
-    """Whether the device compiles ``half`` arithmetic (``cl_khr_fp16``)."""
-    return "cl_khr_fp16" in _session().device.extensions.split()
-
-
 def run_opencl(
     source: str,
     kernel: str,

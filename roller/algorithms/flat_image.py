@@ -48,7 +48,6 @@ from sokoban.language.expression import (
 )
 from sokoban.language.names import fresh_name
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: The name of the algorithm.
@@ -67,13 +66,12 @@ class FlatImage:
         :class:`roller.algorithms.chain.Split`."""
         return tuple(_layout(form).problems().values())
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, FlatImage]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, FlatImage]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         layout = _layout(form)
         roles, walked = layout.convolution, layout.sizes
         *_, product, output = zip(self.problems(form), schedules, strict=True)
-        tiles = [(problem, tile) for problem, tile in (product, output) if isinstance(tile, TileSchedule)]
-        small = needed_sizes(walked, [(problem, cut_sizes(problem, tile)) for problem, tile in tiles])
+        small = needed_sizes(walked, [(problem, cut_sizes(problem, tile)) for problem, tile in (product, output)])
         # As many lines as the product wants places, and where these are too few, longer ones.
         others = [small[axis] + reach for axis, reach in zip(roles.outputs, layout.reaches, strict=True)]
         for side, axis in enumerate(roles.outputs):

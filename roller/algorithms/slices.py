@@ -26,7 +26,6 @@ from sokoban.language.expression import (
 )
 from sokoban.language.names import fresh_name
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: What becomes of every read of a tensor.
@@ -58,12 +57,11 @@ class Slices:
         """The operator that sums slices, and the one that adds them up; see :class:`roller.algorithms.chain.Split`."""
         return self._sums(form), self._adds(form)
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Slices]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, Slices]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         first, second = self.problems(form)
-        tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
         full = {**form.sizes, self.axis: self.length, self._slice_axis(form): self.count}
-        wanted = [(part, cut_sizes(part, schedule)) for part, schedule in zip((first, second), tiles, strict=True)]
+        wanted = [(part, cut_sizes(part, schedule)) for part, schedule in zip((first, second), schedules, strict=True)]
         small = needed_sizes(full, wanted)
         count, length = small.pop(self._slice_axis(form)), small[self.axis]
         short = min(self.count * self.length - form.sizes[self.axis], length - 1)

@@ -84,7 +84,7 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
 
 def _declined(placed: PlacedForm, direct: RProgram) -> str:
     form, device = placed.form, placed.device
-    if form.kind != "tile" or form.reduction is None:
+    if not form.is_tile or form.reduction is None:
         return "there is no reduction to cut" if form.reduction is None else "rows are reduced more than once"
     estimate = direct.estimate
     blocks = direct.schedule.grid_blocks(form.sizes)

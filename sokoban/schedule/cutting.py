@@ -33,7 +33,7 @@ def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict
     together is not missed by chance where there are many rows.
     """
     tiles = {**schedule.block_of, **schedule.step_of}
-    if form.kind == "rows" or schedule.reduce_threads:
+    if form.is_rows or schedule.reduce_threads:
         # Columns are dealt to the threads in vectors.
         dealt = vector * max([count for _, count in schedule.reduce_threads] or [1])
         tiles |= dict.fromkeys((*form.columns, *form.reduced), dealt)
