@@ -38,7 +38,7 @@ from sokoban.schedule.tile import TileSchedule
 DEVICES = ("v100", "a100", "h100", "b200", "cpu")
 
 #: Element types of kernels for processors.
-CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
+CPU_DTYPES = ("float16", "float32", "float64")
 
 #: Programs that construction is asked for: the later ones are of other kinds.
 CANDIDATES = 30
@@ -134,6 +134,8 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
     device = device_of(device_name)
     if device_name == "cpu" and not {tensor.dtype for tensor in expr.tensors} <= set(CPU_DTYPES):
         raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")
+    if device_name == "cpu" and expr.accumulate != "float32" and "float16" in {t.dtype for t in expr.tensors}:
+        raise InputError(expr.name, "kernels for processors compute float16 in float32")
     form = form_on(expr, device)
     programs = find_programs(form, device, count, method).ranked(count)
     target = Target.of(device)

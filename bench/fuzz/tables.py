@@ -75,8 +75,8 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),
-    "cpu.tiles": _BODIES | _OUTSIDE | {*_ANY_FLOAT, "reads float64", *_RESULTS},
-    "cpu.rows": _BODIES | _OUTSIDE | {*_ANY_FLOAT, "reads float64", *_RESULTS},
+    "cpu.tiles": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
+    "cpu.rows": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
     "opencl": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
 }  # fmt: skip
 

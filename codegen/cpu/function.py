@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -108,8 +107,4 @@ def read_flat(
     def element(*indices: Expr) -> Expr:
         return source[position(indices, tensor.shape or (1,))]
 
-    value = guarded_read(load, tensor, element, axes, ranges)
-    if tensor.dtype == "bfloat16":
-        # TVM overlooks conversions of bfloat16 where a variable is bound to them.
-        value = tirx.reinterpret("float32", tirx.reinterpret("uint16", value).astype("uint32") << 16)
-    return value.astype(dtype)
+    return guarded_read(load, tensor, element, axes, ranges).astype(dtype)

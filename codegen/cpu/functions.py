@@ -62,15 +62,10 @@ class VectorValue:
         dtype: computed in.
         lanes: of the vector.
         is_inside: True for a load that may be read at every point of the axes.
-        stored: dtype of the result; None for ``dtype``.
     """
 
-    def __init__(
-        self, value: Value, dtype: str, lanes: int, is_inside: Callable[[Load], bool], stored: str | None = None
-    ) -> None:
-        self.value, self.dtype, self.stored = _with_choices(value, is_inside), dtype, stored or dtype
-        # TVM rounds to bfloat16 by an expression that has the value several times, and may bind a variable once.
-        self._unrounded = local_buffer("unrounded", lanes, dtype) if stored == "bfloat16" else None
+    def __init__(self, value: Value, dtype: str, lanes: int, is_inside: Callable[[Load], bool]) -> None:
+        self.value, self.dtype = _with_choices(value, is_inside), dtype
         count = _nested(self.value) if dtype == "float32" else 0
         self._registers = [local_buffer(f"argument_{number}", lanes, dtype) for number in range(count)]
 
@@ -82,13 +77,6 @@ class VectorValue:
             read: gives the element of a load.
             lane: number of the lane.
         """
-        value = self._value(axes, read, lane)
-        if self._unrounded is not None:
-            T.buffer_store(self._unrounded, value, [lane])
-            value = self._unrounded[lane]
-        return value.astype(self.stored)
-
-    def _value(self, axes: Mapping[str, Expr], read: Callable[[Load], Expr], lane: Expr) -> Expr:
         if self.dtype != "float32":
             return values.evaluate(self.value, axes, read, self.dtype, _INSTEAD)
         written_out: dict[Load, Expr] = {}

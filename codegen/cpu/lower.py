@@ -28,7 +28,7 @@ KINDS: Mapping[type, KernelLowerings[LoweredCpu]] = {
 
 #: Elements of a tensor that 32-bit indices reach.
 _MOST_ELEMENTS = 2**31 - 1
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32")
+_DTYPES = ("float16", "float32", "float64")
 
 
 def lower(request: AnyRequest) -> LoweredCpu:
@@ -43,6 +43,8 @@ def lower(request: AnyRequest) -> LoweredCpu:
     for tensor in request.problem.expr.tensors:
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
+        if tensor.dtype == "float16" and request.form.expr.accumulate != "float32":
+            raise LoweringError(f"{entry}: {tensor.name} is float16; CPU kernels compute those in float32")
         if tensor.element_count > _MOST_ELEMENTS:
             raise LoweringError(f"{entry}: {tensor.name} has more than {_MOST_ELEMENTS} elements")
     return lowered_by(lowering, request)

@@ -124,7 +124,9 @@ class TilePlan:
         copies: list[PlacedCopy] = []
         start = 0
         for load in dict.fromkeys(form.body_loads if form.reduction else ()):
-            if load.tensor not in self.schedule.cached or not load.indices:
+            walked = [axis for index in load.indices for axis in index.axes]
+            # The box around a diagonal would hold far more than is read.
+            if load.tensor not in self.schedule.cached or not walked or len(set(walked)) < len(walked):
                 continue
             if any(coefficient < 0 for index in load.indices for _, coefficient in index.terms):
                 raise LoweringError(f"{self.entry}: {load.tensor} is read backwards and cannot be staged")

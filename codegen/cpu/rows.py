@@ -293,10 +293,10 @@ class _RowWriter:
     def _store(self, point: Point, column: str | None, start: Expr, width: int) -> None:
         """Write ``width`` results: from ``start`` on along the axis ``column``, or of neighbouring rows where None."""
         form = self.form
-        final = self._value(self.plan.final, width, form.expr.final_dtype, form.expr.output.dtype)
+        final = self._value(self.plan.final, width, form.expr.final_dtype)
         with T.vectorized(width) as lane:
             axes = {**point, column: start + lane} if column is not None else self._lane(point, lane)
-            value = self._at(final, axes, lane)
+            value = self._at(final, axes, lane).astype(form.expr.output.dtype)
             place = position([axes[axis] for axis in form.final.axes], form.expr.output.shape or (1,))
             T.buffer_store(self.output, value, [place])
 
@@ -327,12 +327,12 @@ class _RowWriter:
         columns = self.form.columns
         return position([axes[axis] for axis in columns], [self.form.sizes[axis] for axis in columns])
 
-    def _value(self, value: Value, lanes: int, dtype: str, stored: str | None = None) -> VectorValue:
+    def _value(self, value: Value, lanes: int, dtype: str) -> VectorValue:
         def is_inside(load: Load) -> bool:
             is_in_registers = load is _REPEATED or load.tensor in self.results
             return is_in_registers or reads_inside(load, self.tensors[load.tensor], self.form.sizes)
 
-        return VectorValue(value, dtype, lanes, is_inside, stored)
+        return VectorValue(value, dtype, lanes, is_inside)
 
     def _at(self, value: VectorValue, axes: Point, lane: Expr) -> Expr:
         def read(load: Load) -> Expr:

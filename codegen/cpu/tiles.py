@@ -270,7 +270,7 @@ class _RegisterTile:
     def _store(self, row: Mapping[str, int], start: int, width: int, sums: Any) -> None:
         """The final statement for one vector of the output, whose ``sums`` are in a register; None without a sum."""
         form, dtype = self.plan.form, self.plan.form.expr.final_dtype
-        final = VectorValue(form.final.value, dtype, width, self._is_inside, form.expr.output.dtype)
+        final = VectorValue(form.final.value, dtype, width, self._is_inside)
         with T.vectorized(width) as lane:
             axes = self.tile.axes(row, start, lane)
 
@@ -279,5 +279,5 @@ class _RegisterTile:
                     return sums[lane].astype(dtype)
                 return self._read(load, axes, dtype)
 
-            value = final.at(axes, read, lane)
+            value = final.at(axes, read, lane).astype(form.expr.output.dtype)
             T.buffer_store(self.buffers.output, value, [self.tile.place(row, start, lane)])

@@ -32,6 +32,14 @@ from sokoban.schedule.tile import TileSchedule
 _Change = Callable[[Load], Load]
 
 
+def _extent(form: KernelForm, axis: str) -> int:
+    """Elements that the longest operand has along a reduction axis, the axis' own at least."""
+    tensors = form.expr.tensor_by_name
+    places = {name: place_of(form, name, axis) for name in {load.tensor for load in form.body_loads}}
+    extents = [tensors[name].shape[place] for name, place in places.items() if place is not None]
+    return max(extents, default=form.sizes[axis])
+
+
 @dataclass(frozen=True)
 class Slices:
     """Reduction axis ``axis`` as ``count`` slices of ``length`` elements, the last one shorter where need be."""
@@ -57,7 +65,12 @@ class Slices:
         small = needed_sizes(full, wanted)
         count, length = small.pop(self._slice_axis(form)), small[self.axis]
         short = min(self.count * self.length - form.sizes[self.axis], length - 1)
-        return resize(form, {**small, self.axis: count * length - short}), Slices(self.axis, count, length)
+        cut = resize(form, {**small, self.axis: count * length - short})
+        if self.divides(form):
+            # Another load may want more of an operand: slices then cover it, as they do.
+            count = max(count, -(-_extent(cut, self.axis) // length))
+            cut = resize(form, {**small, self.axis: count * length})
+        return cut, Slices(self.axis, count, length)
 
     def tolerance(self, form: KernelForm) -> float | None:
         """The dtype's: sums of sums err less than one long sum."""
@@ -105,8 +118,8 @@ class Slices:
         return kernel_form(expr)
 
     def divides(self, form: KernelForm) -> bool:
-        """True if all slices are whole."""
-        return self.count * self.length == form.sizes[self.axis]
+        """True if slices are whole and cover all that the operands have along the axis."""
+        return self.count * self.length == form.sizes[self.axis] == _extent(form, self.axis)
 
     def _index(self, part: str) -> AffineIndex:
         return AffineIndex.of({part: self.length, self.axis: 1})

@@ -268,7 +268,18 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None
         lower(LoweringRequest(form, schedule, "op", host()))
 
 
-def test_eight_bit_floats_are_refused() -> None:
-    form = form_of(expr="Y[i] = X[i] + 1", sizes={"i": 64}, dtypes={"X": "float8_e4m3fn", "Y": "float32"})
-    with pytest.raises(LoweringError, match="X is float8_e4m3fn; CPU kernels take float16, bfloat16, float32"):
+@pytest.mark.parametrize("operator", [MATMUL, {"op": "softmax", "shape": [9, 100]}])
+def test_halves_are_computed_in_float32(operator: dict[str, Any], tmp_path: Path) -> None:
+    form = form_of(**operator, dtype="float16")
+    assert error_of(form, built(form, schedule_for(form)), tmp_path) < 1e-3
+
+
+def test_dtypes_without_vectors_are_refused() -> None:
+    form = form_of(**MATMUL, dtype="bfloat16")
+    with pytest.raises(LoweringError, match="A is bfloat16; CPU kernels take float16, float32 and float64"):
         lower(LoweringRequest(form, schedule_for(form), "op", host()))
+
+
+def test_diagonals_are_read_in_place() -> None:
+    form = form_of(expr="Y[i] = sum(k, A[k,k] * B[i,k])", sizes={"i": 64, "k": 4000})
+    assert lower(LoweringRequest(form, schedule_for(form), "op", host())).scratch_bytes < 2**22
