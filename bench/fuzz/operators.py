@@ -57,14 +57,9 @@ class Draw:
         families, weights = zip(*FAMILIES, strict=True)
         self.dtypes: tuple[str, ...] = self.chance.choices(families, weights)[0]
         if self.target is not None:
-<<<<<<< HEAD
-            self.dtypes = (self.chance.choice(FLOATS),)
-        self.integers = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
-=======
             is_on_cpu = self.target.lowering.startswith("cpu")
             self.dtypes = (self.chance.choice(("float16", "float32", "float64") if is_on_cpu else FLOATS),)
-        self.whole = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
->>>>>>> main
+        self.integers = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
         self.averages = False
         self.writer = Writer(self.chance, self.sizes, self.dtypes, self.integers)
         self.statements: list[str] = []

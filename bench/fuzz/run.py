@@ -120,18 +120,15 @@ def meaning_error(form: KernelForm) -> float:
     )
     if points > MOST_MEANING_POINTS:
         return 0.0
-<<<<<<< HEAD
     values_by_name: dict[str, Any] = dict(random_inputs(expr, 0))
     expected = evaluate(expr, values_by_name)
-=======
-    known: dict[str, Any] = dict(random_inputs(expr, 0))
-    expected = evaluate(expr, known)
     chance = np.random.default_rng(0)
-    shaken = {name: values * (1 + 2.0**-51 * chance.uniform(-1, 1, values.shape)) for name, values in known.items()}
+    shaken = {
+        name: values * (1 + 2.0**-51 * chance.uniform(-1, 1, values.shape)) for name, values in values_by_name.items()
+    }
     moved = evaluate(expr, shaken)
     if relative_error(moved, expected) > MOST_MEANING_ERROR / 10:
         return 0.0
->>>>>>> main
     for kernel in form.stages or (form,):
         given = {tensor.name: values_by_name[tensor.name].reshape(tensor.shape) for tensor in kernel.expr.inputs}
         values_by_name[kernel.expr.output.name] = evaluate(kernel.expr, given)
