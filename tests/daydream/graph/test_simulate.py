@@ -136,13 +136,8 @@ def test_scaling_all_times_scales_the_result(graph: TaskGraph, factor: float) ->
 
 @settings(deadline=None)
 @given(random_graphs())
-def test_the_makespan_is_no_less_than_any_path_and_any_threads_load(graph: TaskGraph) -> None:
+def test_the_makespan_is_no_less_than_any_path(graph: TaskGraph) -> None:
     timeline = simulate(graph)
-    # Of the last task's gap nobody has to wait; that it is the longest is the weaker claim.
-    load = np.bincount(graph.thread, graph.duration_us + graph.gap_us, minlength=len(graph.threads))
-    largest = np.zeros(len(graph.threads))
-    np.maximum.at(largest, graph.thread, graph.gap_us)
-    assert timeline.makespan_us >= (load - largest).max() - EXACT
     source, target, _, lag = graph.dependencies()
     longest = graph.duration_us.copy()
     order = np.argsort(source, kind="stable")

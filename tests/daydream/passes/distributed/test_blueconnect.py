@@ -100,9 +100,9 @@ def test_a_chain_takes_the_time_of_the_hierarchical_formula(factors, size, bandw
     tasks = [task("ncclAllReduce", CHANNEL, 1, kind=TaskKind.COMMUNICATION, bytes=size)]
     text = "x".join(map(str, factors))
     made = blueconnect(graph(tasks), factors=text, bandwidths=str(bandwidth), latencies_us="2", interference=0.0).graph
-    # Inside first, each level on what those before it have left.
-    levels = zip(stage_bytes(size, factors), factors, strict=True)
-    expected = sum(all_reduce_us(left, workers, bandwidth, 2.0) for left, workers in levels)
+    # BlueConnect, section 3: an all-reduce of what the levels before have left of the array, level by level.
+    stages = zip(stage_bytes(size, factors), factors, strict=True)
+    expected = sum(all_reduce_us(left, workers, bandwidth, 2.0) for left, workers in stages)
     assert simulate(made).makespan_us == pytest.approx(expected)
 
 
