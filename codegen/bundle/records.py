@@ -1,7 +1,7 @@
 """Records of a bundle: those of ``manifest.json``, and a folder with its manifest.
 
 :mod:`codegen.bundle.manifest` writes and checks manifests where the compiler runs, :mod:`codegen.bundle.reader` reads
-them beside a GPU. Both know these records, which need nothing but Python.
+them on a GPU's machine. Both know these records, which need Python alone.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class CupyLauncher:
                 product = lambda: self._cupy.matmul(x, y, out=z)  # noqa: E731
             product()
         except (RuntimeError, ImportError, OSError, MemoryError):
-            return None  # no cuBLAS beside this CuPy, or no memory for three matrices
+            return None  # no cuBLAS with this CuPy, or no memory for three matrices
         return product
 
     def torch(self) -> Any:

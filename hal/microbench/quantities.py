@@ -98,7 +98,7 @@ def measure_gpu(
 ) -> QuantityResults:
     """Measure the quantities of these names (all where empty); one that fails does not stop the others.
 
-    ``datasheet`` is the shipped spec of the same board, against which readings are checked beside physical limits.
+    ``datasheet`` is the shipped spec of the same board, against which readings are checked, besides physical limits.
     """
     run = QuantityResults()
     for name in chosen(names):

@@ -1,4 +1,4 @@
-"""Kernels that no schedule of tiles computes, told in words: a row per kind."""
+"""Explanation of kernels that no schedule of tiles computes: a row per kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patch transforms told in words."""
+"""Explanation of patch transforms."""
 
 from __future__ import annotations
 

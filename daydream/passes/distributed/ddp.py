@@ -70,7 +70,7 @@ def ddp(
     Assumptions: all workers alike, none waits for another's computation; what every worker computes does not
     change; one exchange a step of every gradient that the trace shows, so with gradients accumulated over several
     backward passes each of them is exchanged; the copies of gradients into buckets and back are not added.
-    `bandwidth` is a worker's bus bandwidth in GB/s (12.5: 100 Gbit/s), `latency_us` one step of the ring. Beside
+    `bandwidth` is a worker's bus bandwidth in GB/s (12.5: 100 Gbit/s), `latency_us` one step of the ring. Among
     running kernels NCCL's calls took 34 % longer than the formula on average, and what it says when they ran alone
     (4.6.5): `interference` is added to all-reduces that overlap the backward pass, to none with ``overlap=no``. With
     `node`, the name or file of one (``roller devices``), all-reduces take what the model of NCCL gives there, a worker

@@ -65,7 +65,7 @@ def replace_kernel(
         device: the board to price for; ``auto`` is the one recorded on.
         implementation: ``best`` is the best kernel that Roller can build, ``library`` cuBLAS and cuDNN as modelled.
         bundle: a compiled operator's folder, or one of several. Measured times count where a manifest has them
-            ("profiled_seconds" of a kernel), predicted ones otherwise. Beside ``op=auto`` forward calls take the time
+            ("profiled_seconds" of a kernel), predicted ones otherwise. With ``op=auto`` forward calls take the time
             of the bundle that is named as Roller names their operator.
         search: how the best kernels are found: ``roller``, ``sokoban`` or ``both``.
 

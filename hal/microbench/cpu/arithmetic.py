@@ -1,8 +1,8 @@
-"""Clock and float32 rates of the cores: multiply-adds in registers, and a matrix product beside NumPy's.
+"""Clock and float32 rates of the cores: multiply-adds in registers, and a matrix product against NumPy's.
 
 The clock by additions that each need the one before: one a cycle. The peak by as many chains of multiply-adds as the
 vector registers hold, and how many instructions cores start by the same chains among others that only have to be
-started: a core that shares its front end with a neighbour's work still reaches its peak, but with nothing beside it.
+started: a core that shares its front end with a neighbour's work still reaches its peak, but with nothing else.
 The matrix product by the inner loops of one, from panels that lie packed in the caches; NumPy's
 runs in turn with it, so that both see the same clock and the same neighbours.
 """

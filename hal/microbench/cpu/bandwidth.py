@@ -23,7 +23,7 @@ _LEAST_DRAM_BYTES = 128 << 20
 
 
 def measure(machine: Machine) -> Iterator[Measurement]:
-    """``l1.read`` down to ``dram.read``, ``dram.copy`` and ``dram.add`` with NumPy's beside them, bytes per second."""
+    """``l1.read`` down to ``dram.read``, ``dram.copy`` and ``dram.add`` with NumPy's, bytes per second."""
     for name, size in level_sets(machine.topology).items():
         yield _reads(machine, name, size)
     yield from _streams(machine)
