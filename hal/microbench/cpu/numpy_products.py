@@ -1,7 +1,7 @@
 """NumPy's matrix product with one thread on every core at once.
 
 How many threads a BLAS starts is settled when it is loaded, so every core gets a process of its own, pinned to it and
-told to use one thread. It multiplies whenever it reads a line and answers with the processor time that took.
+with one thread. It multiplies whenever it reads a line and answers with the processor time that took.
 """
 
 from __future__ import annotations
