@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,22 +21,35 @@ MOST_VAGUE = 0.007
 _CLAUSE = re.compile(r"(What|Whether|How)\s")
 
 
+class Words(NamedTuple):
+    """Words of a package.
+
+    Attributes:
+        names: names that files bind, once for every place: targets of assignments, loops, comprehensions, ``with`` and
+            ``except``, parameters, functions and classes.
+        clauses: places of public docstrings that begin with a clause.
+    """
+
+    names: list[str]
+    clauses: list[str]
+
+
 @cache
-def trees(package: str) -> dict[Path, ast.Module]:
-    """Syntax trees of a package's files."""
-    return {path: ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / package).rglob("*.py"))}
-
-
-def bound_names(tree: ast.Module) -> Iterator[str]:
-    """Names that a file binds, once for every place: targets of assignments, loops, comprehensions, ``with`` and
-    ``except``, parameters, functions and classes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
-            yield node.name
+def words_of(package: str) -> Words:
+    """The words of a package, its files read once."""
+    names, clauses = [], []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                    names.append(name)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.append(name)
+                    if not name.startswith("_") and _CLAUSE.match(ast.get_docstring(node) or ""):
+                        clauses.append(f"{path.relative_to(ROOT)}: {name}")
+                case ast.Module() if _CLAUSE.match(ast.get_docstring(node) or ""):
+                    clauses.append(str(path.relative_to(ROOT)))
+    return Words(names, clauses)
 
 
 def is_vague(name: str) -> bool:
@@ -52,19 +65,11 @@ def test_a_vague_word_counts_at_either_end_of_a_name() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_few_names_are_vague(package: str) -> None:
-    names = [name for tree in trees(package).values() for name in bound_names(tree)]
+    names = words_of(package).names
     vague = [name for name in names if is_vague(name)]
     assert len(vague) <= MOST_VAGUE * len(names), sorted(vague)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_of_public_names_begin_with_a_noun(package: str) -> None:
-    clauses = [
-        f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
-        for path, tree in trees(package).items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and not getattr(node, "name", "").startswith("_")
-        and _CLAUSE.match(ast.get_docstring(node) or "")
-    ]
-    assert clauses == []
+    assert words_of(package).clauses == []
