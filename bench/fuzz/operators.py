@@ -720,7 +720,7 @@ def target_of(number: int) -> Target | None:
 
 
 def _drawn(chance: random.Random, target: Target | None) -> Data:
-    if target is not None and target.lowering.startswith("attention"):
+    if target is not None and TARGET_FRAMES[target.lowering][0].startswith("attention"):
         return wanted_attention(chance, target)
     if target is not None:
         return _BY_NAME[chance.choice(TARGET_FRAMES[target.lowering])](Draw(chance, target))

@@ -52,8 +52,8 @@ def mention(buffer: Any) -> None:
 def without_mentions(source: str) -> str:
     """The text of a kernel without the calls of :func:`mention`.
 
-    >>> without_mentions("  a = 1;\\n  roller_mention(&(strip_ptr[0]));\\n  b = 2;\\n")
-    '  a = 1;\\n  b = 2;\\n'
+    >>> without_mentions("a = 1;" + chr(10) + "  roller_mention(&(strip_ptr[0]));" + chr(10)).splitlines()
+    ['a = 1;']
     """
     return "".join(line for line in source.splitlines(keepends=True) if not line.lstrip().startswith(f"{_MENTION}("))
 
