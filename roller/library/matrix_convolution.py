@@ -49,13 +49,14 @@ class ConvolutionConstants:
         lost: part of that pace that goes on gathering, by gradient and whether the window has one element.
         transposed: NCHW: what bringing tensors into NHWC and back takes, over reading and writing both activations, by
             whether it is the forward pass and whether the window has one element. Forward cuDNN has kernels that take
-            NCHW, mostly for single elements.
+            NCHW, mostly for single elements. Backward kernels of TF32 are of one kind with those of halves; forward
+            they read what was transposed, but for single elements.
         group_width: channels that groups fill a tile with together.
         few_groups: channels-last groups of whole vectors, fewer than these, have gradients without matrix units, as
             have those whose channels fill no half vectors; eights of groups wide enough for tiles of their own do not.
         plain_groups: their instructions per filter, pixel and window element: of up to 32 channels, and of more.
-        plain_pair: instructions per multiply-add of the gradient of data in groups of TF32, which has no matrix units;
-            chosen on a strided transposed convolution of KernelBench (number 72).
+        plain_pair: instructions per multiply-add of the gradient of data in strided groups of TF32, which has no matrix
+            units; chosen on a strided transposed convolution of KernelBench (number 72).
         widest_group: channels of the widest groups that share a kernel.
         block_trips: depthwise: round trips to memory of a block of PyTorch's gradient of the weights, of which there is
             one for every filter and window element.
@@ -233,7 +234,7 @@ class _Calls:
             multiply = np.where(is_plain, np.maximum(multiply, plain), multiply)
         elif self.dtype == "tfloat32" and self.gradient == "data":
             plain = self._pixels * size["f"] * per * self._window * c.plain_pair / self._lanes
-            multiply = np.maximum(multiply, plain)
+            multiply = np.where(size["stride"] > 1, np.maximum(multiply, plain), multiply)
         return multiply, self._transposed
 
     def depthwise(self) -> tuple[Floats, Floats]:
@@ -301,7 +302,7 @@ class _Calls:
             return np.zeros(len(self._pixels))
         shares = self.constants.transposed
         forward = self.gradient == "forward"
-        if self.dtype == "tfloat32":
+        if self.dtype == "tfloat32" and forward:
             # Windows of one element are batched products of what lies in NCHW.
             is_product = (self._window == 1) & (self.sizes["stride"] == 1)
             return np.asarray(np.where(is_product, 0.0, 2 * (self._x_bytes + self._y_bytes) / self._dram))
