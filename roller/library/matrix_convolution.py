@@ -46,7 +46,9 @@ class ConvolutionConstants:
         ramp_steps: as in ``FeedConstants``.
         store_cycles: likewise.
         staging: likewise.
-        lost: part of that pace that goes on gathering, by gradient and whether the window has one element.
+        lost: part of that pace that goes on gathering, by gradient and whether the window has one element, on a unit of
+            ``unit_flops``. Gathering takes instructions, which weigh more the faster matrix units are.
+        unit_flops: of a unit's matrix instructions in a cycle: those of an RTX 3090, on which ``lost`` was chosen.
         transposed: NCHW: what bringing tensors into NHWC and back takes, over reading and writing both activations, by
             whether it is the forward pass and whether the window has one element. Forward cuDNN has kernels that take
             NCHW, mostly for single elements. Backward kernels of TF32 are of one kind with those of halves; forward
@@ -72,6 +74,7 @@ class ConvolutionConstants:
     staging: float = 30.0
     lost: Mapping[tuple[Gradient, bool], float]
     transposed: Mapping[tuple[bool, bool], float]
+    unit_flops: float = 512.0
     group_width: float = 32.0
     few_groups: float = 16.0
     plain_groups: tuple[float, float] = (680.0, 1300.0)
@@ -267,8 +270,16 @@ class _Calls:
         feeds["warps"] = replace(
             feeds["warps"], ramp_steps=c.ramp_steps, store_cycles=c.store_cycles, staging=c.staging
         )  # fmt: skip
-        share = c.best_share / (1 + c.lost[self.gradient, is_point])
+        share = c.best_share / (1 + c.lost[self.gradient, is_point] * self._unit_flops / c.unit_flops)
         return replace(MATRIX_CONSTANTS, feeds=feeds, best_share=share)
+
+    @property
+    def _unit_flops(self) -> float:
+        """FLOP of a unit's matrix instructions in a cycle."""
+        of_warps = self.device.matrix_instruction(self.dtype) if self._by_warps else None
+        instruction = of_warps or self.device.best_matrix_instruction(self.dtype)
+        assert instruction is not None
+        return instruction.peak_flops / self.device.unit_count / self.device.clocks.boost_hz
 
     @property
     def _pixels(self) -> Floats:
