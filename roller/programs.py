@@ -169,7 +169,7 @@ def form_on(expr: TensorExpr, device: DeviceSpec) -> KernelForm:
         InputError: a statement alone is no kernel.
     """
     form = operator_form(expr)
-    if form.kind not in ("attention", "attention_gradient"):
+    if not form.is_attention:
         return form
     from roller.algorithms.flash import check_attention
 
@@ -201,7 +201,7 @@ def find_programs(
 
 def _composed(placed: PlacedForm, top_k: int, method: str) -> tuple[Considered, ...]:
     """What becomes of an operator that no schedule of tiles computes."""
-    if placed.form.kind != "sequence":
+    if placed.form.is_attention:
         return (composed_programs(placed, top_k),)
     from roller.algorithms import pair, sequence
 

@@ -58,7 +58,7 @@ def write_slow(fast: Path, slow: Path) -> None:
     for folder in sorted(path.parent for path in fast.glob(f"*/{MANIFEST}")):
         form = kernel_form(operator_of(read_manifest(folder)))
         target = slow / folder.name
-        if form.kind == "tile" and form.reduction is not None:
+        if form.is_tile and form.reduction is not None:
             _write_slow_bundle(folder, form, target)
         else:
             shutil.rmtree(target, ignore_errors=True)

@@ -13,20 +13,17 @@ import numpy as np
 
 from bench.fuzz.productions import attention_options, productions
 from codegen.compile.build import verify_chain, verify_schedule
-from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
-from codegen.gpu.lower import LOWERINGS
+from codegen.cpu.lower import KINDS as CPU_KINDS
+from codegen.gpu.lower import KINDS
 from codegen.target import Target
-from codegen.tir.lowering import LoweringRequest, chosen
-from codegen.tolerance import relative_error
+from codegen.tir.lowering import AnyRequest, LoweringRequest, chosen
+from codegen.tolerance import HALF_UNITS, relative_error
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.construct.program import Program
 from roller.programs import find_programs, form_on
-from sokoban.kernel.form import KernelForm
-from sokoban.kernel.pair import ProductPair
-from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import part_of
 from sokoban.language.expression import TensorExpr
@@ -41,7 +38,7 @@ from sokoban.schedule.tile import TileSchedule
 DEVICES = ("v100", "a100", "h100", "b200", "cpu")
 
 #: Element types of kernels for processors.
-CPU_DTYPES = ("float32", "float64")
+CPU_DTYPES = ("float16", "float32", "float64")
 
 #: Programs that construction is asked for: the later ones are of other kinds.
 CANDIDATES = 30
@@ -94,11 +91,8 @@ class Kernel:
         attention = source.operator_as(Attention) or source.operator_as(AttentionGradient)
         if attention is not None:
             return attention_options(attention, source.inputs[0].dtype)
-        if isinstance(problem, PatchTransform):
-            return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs)
-        if isinstance(problem, ProductPair):
-            return productions(problem.expr)
-        return productions(problem.expr) if isinstance(problem, KernelForm) else frozenset()
+        expr = getattr(problem, "expr", None)  # transforms of patches have none
+        return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs) if expr is None else productions(expr)
 
     def points(self) -> float:
         """Points of the problem that is run."""
@@ -106,8 +100,7 @@ class Kernel:
         if check is not None:
             by_matrix = any(name.endswith(("warps", "groups")) for name in self.lowerings)
             return sum(_points(step.problem) for step in check.steps) / (MATRIX_POINTS if by_matrix else 1)
-        form, schedule = self.program.form, self.program.main.schedule
-        assert isinstance(schedule, TileSchedule)
+        form, schedule = self.program.form, self.program.main.tiles
         if self.device == "cpu":
             return math.prod(form.sizes.values())
         return _points(cut_down(form, schedule)) / (MATRIX_POINTS if schedule.uses_matrix else 1)
@@ -141,6 +134,8 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
     device = device_of(device_name)
     if device_name == "cpu" and not {tensor.dtype for tensor in expr.tensors} <= set(CPU_DTYPES):
         raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")
+    if device_name == "cpu" and expr.accumulate != "float32" and "float16" in {t.dtype for t in expr.tensors}:
+        raise InputError(expr.name, "kernels for processors compute float16 in float32")
     form = form_on(expr, device)
     programs = find_programs(form, device, count, method).ranked(count)
     target = Target.of(device)
@@ -152,8 +147,9 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
 
 
 def _lowering(problem: Problem, schedule: Schedule, target: Target) -> str:
-    lowerings = CPU_LOWERINGS if target.generator == "llvm" else LOWERINGS
-    name = chosen(lowerings, LoweringRequest(problem, schedule, "drawn", target)).__name__  # type: ignore[attr-defined]
+    request: AnyRequest = LoweringRequest(problem, schedule, "drawn", target)
+    lowering = chosen(CPU_KINDS, request) if target.generator == "llvm" else chosen(KINDS, request)
+    name = lowering.__name__
     if target.generator == "llvm":
         return name.removeprefix("codegen.")
     return name.removeprefix("codegen.gpu.").removesuffix(".kernel").removeprefix("matrix.")
@@ -195,18 +191,26 @@ def outcome_of(kernel: Kernel, result: Verification) -> str:
 
 def _is_sound(kernel: Kernel, result: Verification) -> bool:
     """Whether the reference stays where it is, to a quarter of the tolerance, when inputs and what statements make of
-    them change by a unit of the accumulator's last place, and when the result is rounded."""
-    expr = resize(kernel.program.form, result.axis_sizes).expr
+    them change as rounding changes them, and when the result is rounded.
+
+    A unit of the accumulator's last place, of a sum of n terms half of sqrt(n) units, and of what is stored between
+    kernels in 16 bits half a unit of those.
+    """
+    form = kernel.program.form
+    expr = resize(form, result.axis_sizes).expr
     inputs = random_inputs(expr, 0)
     unit = 2.0**-52 if expr.accumulate == "float64" else 2.0**-23
+    stored = {stage.expr.output.name: HALF_UNITS.get(stage.expr.output.dtype, 0.0) for stage in form.stages}
     chance = np.random.default_rng(0)
 
-    def moved(values: Any) -> Any:
-        return values * (1 + unit * chance.uniform(-1, 1, values.shape))
+    def moved(values: Any, by: float = unit) -> Any:
+        return values * (1 + by * chance.uniform(-1, 1, values.shape))
 
     expected, known = evaluate(expr, inputs), {name: moved(values) for name, values in inputs.items()}
     for statement in expr.statements:
-        known[statement.tensor] = moved(evaluate(part_of(expr, (statement,)), known))
+        count = math.prod(expr.sizes[axis] for axis in statement.reduction.axes) if statement.reduction else 1
+        by = max(unit, math.sqrt(count) * unit / 2, stored.get(statement.tensor, 0.0))
+        known[statement.tensor] = moved(evaluate(part_of(expr, (statement,)), known), by)
     rounded = round_to_dtype(expected, expr.output.dtype)
     # Half a unit in the last place is what every rounding may change.
     return relative_error(known[expr.output.name], expected) <= result.tolerance / 4 and (

@@ -57,7 +57,8 @@ class Draw:
         families, weights = zip(*FAMILIES, strict=True)
         self.dtypes: tuple[str, ...] = self.chance.choices(families, weights)[0]
         if self.target is not None:
-            self.dtypes = (self.chance.choice(FLOATS[2:] if self.target.lowering.startswith("cpu") else FLOATS),)
+            is_on_cpu = self.target.lowering.startswith("cpu")
+            self.dtypes = (self.chance.choice(("float16", "float32", "float64") if is_on_cpu else FLOATS),)
         self.whole = all(dtype in INTEGERS for dtype in self.dtypes) and self.chance.random() < 0.8
         self.averages = False
         self.writer = Writer(self.chance, self.sizes, self.dtypes, self.whole)
@@ -487,7 +488,7 @@ def pair(draw: Draw) -> Data:
     sizes: Sequence[Sequence[int]] = ((16, 32, 64), (16, 24, 33, 96, 128))
     if draw.target is not None:
         dtype = chance.choice(
-            ("float16", "bfloat16") if draw.target.lowering == "pairs.warps" else ("float32", "float16")
+            ("float16", "bfloat16") if draw.target.lowering == "walks.pair_warps" else ("float32", "float16")
         )
         sizes = sizes[:1]
     draw.dtypes, draw.whole = (dtype,), False

@@ -60,14 +60,14 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     # Bulk copies and bulk stores pad nothing.
     "bulk": _without(_PRODUCTS | _OUTSIDE, "pad zero", "pad number")
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS},
-    "pairs.warps": _PAIRS | {"reads float16", "reads bfloat16"},
-    "pairs.multiply_adds": _PAIRS | set(_ANY_FLOAT),
-    "attention.warps": _ATTENTION | {"reads float16", "reads bfloat16"},
-    "attention.groups": _ATTENTION | {"reads float16", "reads bfloat16"},
-    "attention.multiply_adds": _ATTENTION | set(_ANY_FLOAT),
-    "attention.slices": _ATTENTION | set(_ANY_FLOAT),
-    "attention.gradient_warps": _ATTENTION | {"reads float16", "reads bfloat16"},
-    "attention.gradient_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
+    "walks.pair_warps": _PAIRS | {"reads float16", "reads bfloat16"},
+    "walks.pair_multiply_adds": _PAIRS | set(_ANY_FLOAT),
+    "walks.attention_warps": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "walks.attention_groups": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "walks.attention_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
+    "walks.slices": _ATTENTION | set(_ANY_FLOAT),
+    "walks.gradient_warps": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "walks.gradient_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.
@@ -75,8 +75,8 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),
-    "cpu.tiles": _BODIES | _OUTSIDE | {"reads float32", "reads float64"},
-    "cpu.rows": _BODIES | _OUTSIDE | {"reads float32", "reads float64"},
+    "cpu.tiles": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
+    "cpu.rows": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
     "opencl": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
 }  # fmt: skip
 

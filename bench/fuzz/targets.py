@@ -16,10 +16,10 @@ from bench.fuzz.values import COMPARISONS, UNARY, Term, Writer, positive, produc
 #: Lowerings and algorithms that few operators of the frames reach, by the frames that do.
 FRAMES: Mapping[str, tuple[str, ...]] = {
     "windows": ("windows",), "wmma": ("matrix_product",), "wgmma": ("matrix_product",), "bulk": ("matrix_product",),
-    "pairs.warps": ("pair",), "pairs.multiply_adds": ("pair",), "split-k": ("long_reduction",),
+    "walks.pair_warps": ("pair",), "walks.pair_multiply_adds": ("pair",), "split-k": ("long_reduction",),
     "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
-    "cpu.rows": ("reduction", "rows"), "attention.groups": ("attention",), "attention.slices": ("attention",),
-    "attention.gradient_warps": ("attention_gradient",), "attention.gradient_multiply_adds": ("attention_gradient",),
+    "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),
+    "walks.gradient_warps": ("attention_gradient",), "walks.gradient_multiply_adds": ("attention_gradient",),
 }  # fmt: skip
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from bench.mutants.mutations import Mutation, mutations_of
 from bench.mutants.text import KernelText
-from codegen.gpu.lower import LOWERINGS
+from codegen.gpu.lower import KINDS
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
 from codegen.tolerance import exact_tolerance
@@ -124,8 +125,7 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
         for rank, program in enumerate(programs[:top_k], start=1):
             check = program.check()
             if check is None:
-                schedule = program.main.schedule
-                assert isinstance(schedule, TileSchedule)
+                schedule = program.main.tiles
                 small = cut_down(form, schedule)
                 steps: tuple[tuple[Problem, Schedule], ...] = ((small, schedule),)
                 tolerance = exact_tolerance(small.expr)
@@ -145,15 +145,15 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
             )
 
 
-def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
+def kind_of(problem: Problem, schedule: Any, target: Target) -> str:
     """The kind of a kernel: the lowering that writes it, of staged ones whether they are pipelined and how."""
-    lowering = chosen(LOWERINGS, LoweringRequest(problem, schedule, "verify", target))
-    words = lowering.__name__.split(".")  # type: ignore[attr-defined]
+    lowering = chosen(KINDS, LoweringRequest(problem, schedule, "verify", target))
+    words = lowering.__name__.split(".")
     if words[-2] == "staged":
-        assert isinstance(schedule, TileSchedule)
         return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"
-    if words[-2] in ("attention", "pairs"):
-        return f"{words[-2]}, {words[-1].replace('_', ' ')}"
+    if words[-2] == "walks":
+        family, name = ("pairs", "pair_") if words[-1].startswith("pair_") else ("attention", "attention_")
+        return f"{family}, {words[-1].removeprefix(name).replace('_', ' ')}"
     return {"mma": "mma.sync"}.get(words[-1], words[-1])
 
 

@@ -69,7 +69,7 @@ def test_construct(benchmark: Any, v100: DeviceSpec, operator: str) -> None:
 def test_kernel_form(benchmark: Any, operator: str) -> None:
     """Inlining and axis fusion of a parsed operator; done once per operator, before construction."""
     form = benchmark(kernel_form, thesis_expressions()[operator])
-    assert form.kind == "tile"
+    assert form.is_tile
 
 
 @pytest.mark.parametrize("known", ("schedules", "table"))

@@ -25,8 +25,3 @@ def suite_path(name: str) -> Path:
     if name not in suite_names():
         raise InputError("suite", f"there is no suite {name!r}", f"use one of {', '.join(suite_names())}")
     return _DIRECTORY / f"{name}.json"
-
-
-def load_suite(name: str) -> bytes:
-    """The text of a suite, ready for ``sokoban``'s reader."""
-    return suite_path(name).read_bytes()

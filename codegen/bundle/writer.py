@@ -25,8 +25,7 @@ from codegen.bundle.records import (
 from codegen.bundle.reference import ReferenceKernel
 from codegen.generators import Generator
 from codegen.tir.lowered import LoweringError, identifier
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
-from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
 
 
@@ -52,14 +51,12 @@ class BuiltLaunch:
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of what its parameters point to, the tensor that it writes last."""
-        return tuple(tensor.name for tensor in tensors_of(self.problem))
+        return tuple(tensor.name for tensor in self.problem.tensors)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """What the text calls its parameters: by the tensors, or by the parts that they play."""
-        if isinstance(self.problem, AttentionGradientKernel):
-            return self.problem.parameters
-        return tuple(map(identifier, self.tensors))
+        return tuple(map(identifier, self.problem.parameters))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from codegen.built import BuiltKernel
 from codegen.compile.request import BuildRequest
 from codegen.target import Target
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import AnyRequest, LoweringRequest
 from codegen.verify.chain import ChainCheck
 from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
@@ -84,7 +84,7 @@ def _build_llvm(request: BuildRequest) -> BuiltKernel:
     return cpu_kernel(_lowering(request))
 
 
-def _lowering(request: BuildRequest) -> LoweringRequest:
+def _lowering(request: BuildRequest) -> AnyRequest:
     return LoweringRequest(request.form, request.schedule, request.entry, request.target)
 
 

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import position
 from codegen.tir.lowered import identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import guarded_read
 from codegen.tir.statements import named
 from codegen.tir.values import Expr
@@ -57,16 +57,16 @@ class CpuBuffers:
     scratch: Any
 
 
-def lanes_of(request: LoweringRequest) -> int:
+def lanes_of(request: TileRequest) -> int:
     """Elements of the type that a kernel computes in, in one vector of its target."""
-    return request.target.vector_bytes // DTYPE_BYTES[request.form.expr.accumulate]
+    return request.target.vector_bytes // DTYPE_BYTES[request.problem.expr.accumulate]
 
 
 def lowered_blocks(
-    request: LoweringRequest, *, blocks: int, scratch_elements: int, body: Callable[[CpuBuffers, Expr], None]
+    request: TileRequest, *, blocks: int, scratch_elements: int, body: Callable[[CpuBuffers, Expr], None]
 ) -> LoweredCpu:
     """A kernel of so many blocks; ``body(buffers, number)`` writes the loops of one block."""
-    expr, function = request.form.expr, request.entry + BLOCKS
+    expr, function = request.problem.expr, request.entry + BLOCKS
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name(function)
         # An entry point already, by TVM's numbers: it makes no function of its own calling convention of it.

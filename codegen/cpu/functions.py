@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as T
 
 from codegen.tir import values
+from codegen.tir.statements import local_buffer
 from codegen.tir.values import Expr
-from sokoban.language.expression import Call, Load, Value, loads
-from sokoban.language.functions import FUNCTIONS, expanded
+from sokoban.language.expression import Call, Load, Value, loads, walk
+from sokoban.language.functions import FUNCTIONS, expanded, primitives_of
 
 #: exp(r) = 1 + r + r^2 * polynomial(r), highest power first, for |r| <= ln(2) / 2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -44,56 +46,91 @@ _CHOICE = "choice"
 _INSTEAD = {_CHOICE: tirx.Select}
 
 
-def evaluate(
-    value: Value,
-    axes: Mapping[str, Expr],
-    read: Callable[[Load], Expr],
-    dtype: str,
-    is_inside: Callable[[Load], bool],
-) -> Expr:
-    """``value`` over axis variables ``axes`` as a TVM expression of ``dtype``.
+class VectorValue:
+    """A value that the lanes of a vector compute, each at a point of its own.
 
-    In float32 every function of `_FUNCTIONS` is written out as arithmetic. LLVM takes a branch around each lane of a
-    vector for a selection of which one side alone is computed, so both are where neither reads outside of a tensor.
+    In float32 every function of `_FUNCTIONS` is written out as arithmetic. Its argument is bound to a variable, into
+    which TVM's analyzer substitutes whatever earlier variables are bound to: nested functions would grow by a factor
+    with every level. So an argument that is itself made by such functions lies in a register, a local buffer, of which
+    the analyzer knows nothing.
+
+    LLVM takes a branch around each lane of a vector for a selection of which one side alone is computed, so both are
+    where neither reads outside of a tensor.
 
     Args:
-        value: what is computed.
-        axes: variables or numbers by axis.
-        read: gives the element of a load.
-        dtype: what is computed in.
-        is_inside: whether a load may be read at every point of the axes.
+        value: the value over axes and loads.
+        dtype: computed in.
+        lanes: of the vector.
+        is_inside: True for a load that may be read at every point of the axes.
     """
-    value = _with_choices(value, is_inside)
-    if dtype != "float32":
-        return values.evaluate(value, axes, read, dtype, _INSTEAD)
-    written_out: dict[Load, Expr] = {}
 
-    def prepared(node: Value) -> Value:
-        if not isinstance(node, Call):
-            return node
-        if node.function != _CHOICE and FUNCTIONS[node.function].value is not None:
-            return prepared(expanded(node))
-        node = Call(node.function, tuple(map(prepared, node.arguments)))
-        if node.function not in _FUNCTIONS:
-            return node
-        # A load that nobody makes stands for the result.
-        place = Load(f"|{len(written_out)}", ())
-        argument = values.evaluate(node.arguments[0], axes, read_or_result, dtype, _INSTEAD)
-        written_out[place] = _FUNCTIONS[node.function](argument)
-        return place
+    def __init__(self, value: Value, dtype: str, lanes: int, is_inside: Callable[[Load], bool]) -> None:
+        self.value, self.dtype = _with_choices(value, is_inside), dtype
+        count = _nested(self.value) if dtype == "float32" else 0
+        self._registers = [local_buffer(f"argument_{number}", lanes, dtype) for number in range(count)]
 
-    def read_or_result(load: Load) -> Expr:
-        return written_out[load] if load in written_out else read(load)
+    def at(self, axes: Mapping[str, Expr], read: Callable[[Load], Expr], lane: Expr) -> Expr:
+        """The result of a lane; arguments of functions are stored by statements in front of it.
 
-    return values.evaluate(prepared(value), axes, read_or_result, dtype, _INSTEAD)
+        Args:
+            axes: variables or numbers by axis.
+            read: gives the element of a load.
+            lane: number of the lane.
+        """
+        if self.dtype != "float32":
+            return values.evaluate(self.value, axes, read, self.dtype, _INSTEAD)
+        written_out: dict[Load, Expr] = {}
+        registers = iter(self._registers)
+
+        def prepared(node: Value) -> Value:
+            if not isinstance(node, Call):
+                return node
+            if node.function != _CHOICE and FUNCTIONS[node.function].value is not None:
+                return prepared(expanded(node))
+            node = Call(node.function, tuple(map(prepared, node.arguments)))
+            if node.function not in _FUNCTIONS:
+                return node
+            argument = values.evaluate(node.arguments[0], axes, read_or_result, self.dtype, _INSTEAD)
+            if any(load in written_out for load in loads(node.arguments[0])):
+                register = next(registers)
+                T.buffer_store(register, argument, [lane])
+                argument = register[lane]
+            # A load that is of no tensor stands for the result.
+            place = Load(f"|{len(written_out)}", ())
+            written_out[place] = _FUNCTIONS[node.function](argument)
+            return place
+
+        def read_or_result(load: Load) -> Expr:
+            return written_out[load] if load in written_out else read(load)
+
+        return values.evaluate(prepared(self.value), axes, read_or_result, self.dtype, _INSTEAD)
+
+
+def _nested(value: Value) -> int:
+    """Number of functions written out whose argument others of them are in."""
+    if not isinstance(value, Call):
+        return 0
+    if value.function != _CHOICE and FUNCTIONS[value.function].value is not None:
+        return _nested(expanded(value))
+    is_nested = value.function in _FUNCTIONS and any(map(_is_written_out, walk(value.arguments[0])))
+    return is_nested + sum(map(_nested, value.arguments))
+
+
+def _is_written_out(node: Value) -> bool:
+    return isinstance(node, Call) and not _FUNCTIONS.keys().isdisjoint(
+        {_CHOICE} if node.function == _CHOICE else primitives_of(node.function)
+    )
 
 
 def _with_choices(value: Value, is_inside: Callable[[Load], bool]) -> Value:
-    """A value whose selections are choices where both sides may be computed."""
+    """A value whose selections are choices where both sides may be computed: reads outside cost a branch each, and
+    registers are set whatever is selected."""
     if not isinstance(value, Call):
         return value
     arguments = tuple(_with_choices(argument, is_inside) for argument in value.arguments)
-    is_choice = value.function == "select" and all(map(is_inside, (*loads(arguments[1]), *loads(arguments[2]))))
+    is_choice = value.function == "select" and (
+        all(map(is_inside, (*loads(arguments[1]), *loads(arguments[2])))) or any(map(_nested, arguments[1:]))
+    )
     return Call(_CHOICE if is_choice else value.function, arguments)
 
 

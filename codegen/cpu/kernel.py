@@ -7,11 +7,10 @@ from dataclasses import replace
 from codegen.built import BuiltKernel
 from codegen.cpu.lower import lower
 from codegen.cpu.shared_object import build_shared_object
-from codegen.tir.lowering import LoweringRequest
-from sokoban.kernel.problem import tensors_of
+from codegen.tir.lowering import AnyRequest
 
 
-def cpu_kernel(request: LoweringRequest, *, needs_vectors: bool = True) -> BuiltKernel:
+def cpu_kernel(request: AnyRequest, *, needs_vectors: bool = True) -> BuiltKernel:
     """A kernel as a shared object.
 
     Args:
@@ -24,7 +23,7 @@ def cpu_kernel(request: LoweringRequest, *, needs_vectors: bool = True) -> Built
     lowered = lower(request)
     if not needs_vectors:
         lowered = replace(lowered, vector_bytes=0)
-    library = build_shared_object(lowered, request.target.architecture, len(tensors_of(request.problem)))
+    library = build_shared_object(lowered, request.target.architecture, len(request.problem.tensors))
     return BuiltKernel(
         entry=library.entry,
         source=library.assembly,

@@ -11,35 +11,40 @@ The kernel is a function of a range of blocks. Which thread runs which is up to 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from codegen.cpu import rows, tiles
 from codegen.cpu.function import LoweredCpu
 from codegen.tir.lowered import LoweringError
-from codegen.tir.lowering import Lowering, LoweringRequest, chosen, lowered_by
+from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from hal.support.errors import listed
 from sokoban.kernel.form import KernelForm
+from sokoban.schedule.tile import TileSchedule
 
-#: The lowerings, asked in this order; the first that takes a schedule lowers it.
-LOWERINGS: tuple[Lowering[LoweredCpu], ...] = (rows, tiles)
+#: Kind of kernel -> its schedules, and what lowers them.
+KINDS: Mapping[type, KernelLowerings[LoweredCpu]] = {
+    KernelForm: KernelLowerings(schedule=TileSchedule, lowerings=(rows,), otherwise=tiles),
+}
 
 #: Elements of a tensor that 32-bit indices reach.
 _MOST_ELEMENTS = 2**31 - 1
-_DTYPES = ("float32", "float64")
+_DTYPES = ("float16", "float32", "float64")
 
 
-def lower(request: LoweringRequest) -> LoweredCpu:
+def lower(request: AnyRequest) -> LoweredCpu:
     """Lower one schedule of an operator.
 
     Raises:
         LoweringError: the schedule does not fit the operator, or TVM refused it.
     """
-    entry = request.entry
-    if not isinstance(request.problem, KernelForm):
-        raise LoweringError(f"{entry}: shared objects hold operators, no transforms between kernels")
-    if request.tiles.uses_matrix:
-        raise LoweringError(f"{entry}: {request.tiles.instruction} is no instruction of a CPU")
-    for tensor in request.form.expr.tensors:
+    lowering, entry = chosen(KINDS, request), request.entry
+    if request.schedule.uses_matrix:
+        raise LoweringError(f"{entry}: {request.schedule.instruction} is no instruction of a CPU")
+    for tensor in request.problem.expr.tensors:
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
+        if tensor.dtype == "float16" and request.form.expr.accumulate != "float32":
+            raise LoweringError(f"{entry}: {tensor.name} is float16; CPU kernels compute those in float32")
         if tensor.element_count > _MOST_ELEMENTS:
             raise LoweringError(f"{entry}: {tensor.name} has more than {_MOST_ELEMENTS} elements")
-    return lowered_by(chosen(LOWERINGS, request), request)
+    return lowered_by(lowering, request)

@@ -14,7 +14,7 @@ from codegen.cpu.copies import Staged
 from codegen.cpu.cuts import Cut, cut, position, vectors
 from codegen.cpu.function import CpuBuffers, lanes_of
 from codegen.tir.lowered import LoweringError
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load, Reduction
@@ -52,13 +52,13 @@ class TilePlan:
     vector_axis: str
 
     @staticmethod
-    def of(request: LoweringRequest) -> TilePlan:
+    def of(request: TileRequest) -> TilePlan:
         """The plan of a schedule.
 
         Raises:
             LoweringError: the schedule does not fit the operator.
         """
-        form, schedule, axes = request.form, request.tiles, request.form.final.axes
+        form, schedule, axes = request.problem, request.schedule, request.problem.final.axes
         lanes = lanes_of(request)
         cuts = {
             axis: cut(axis, form.sizes[axis], schedule.block_of[axis], schedule.register_tile[axis]) for axis in axes
@@ -124,7 +124,9 @@ class TilePlan:
         copies: list[PlacedCopy] = []
         start = 0
         for load in dict.fromkeys(form.body_loads if form.reduction else ()):
-            if load.tensor not in self.schedule.cached or not load.indices:
+            walked = [axis for index in load.indices for axis in index.axes]
+            # The box around a diagonal would hold far more than is read.
+            if load.tensor not in self.schedule.cached or not walked or len(set(walked)) < len(walked):
                 continue
             if any(coefficient < 0 for index in load.indices for _, coefficient in index.terms):
                 raise LoweringError(f"{self.entry}: {load.tensor} is read backwards and cannot be staged")

@@ -17,10 +17,10 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, position, vectors
 from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat, reads_inside
-from codegen.cpu.functions import evaluate
+from codegen.cpu.functions import VectorValue
 from codegen.cpu.lines import ask_for_line, runs_through
 from codegen.tir.lowered import LoweringError, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, combine, identity
 from hal.spec.parts import CPU_LINE_BYTES
@@ -34,12 +34,12 @@ _KEPT = Load("|kept", ())
 Point = Mapping[str, Expr]
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """``rows`` kernels, and ``tile`` kernels whose reduction is shared among lanes."""
-    return request.form.kind == "rows" or bool(request.tiles.reduce_threads)
+    return request.problem.is_rows or bool(request.schedule.reduce_threads)
 
 
-def lower(request: LoweringRequest) -> LoweredCpu:
+def lower(request: TileRequest) -> LoweredCpu:
     """The kernel of a schedule whose threads take whole rows."""
     plan = _RowsPlan.of(request)
     return lowered_blocks(
@@ -71,14 +71,14 @@ class _RowsPlan:
     final: Value
 
     @staticmethod
-    def of(request: LoweringRequest) -> _RowsPlan:
+    def of(request: TileRequest) -> _RowsPlan:
         """The plan of a schedule.
 
         Raises:
             LoweringError: vectors of rows do not divide a block.
         """
-        form, lanes, axis = request.form, lanes_of(request), lane_axis(request.form)
-        block_of = request.tiles.block_of
+        form, lanes, axis = request.problem, lanes_of(request), lane_axis(request.problem)
+        block_of = request.schedule.block_of
         cuts = []
         for row_axis in form.spatial:
             size, block = form.sizes[row_axis], block_of[row_axis]
@@ -197,8 +197,9 @@ class _RowWriter:
             T.buffer_store(held, identity(reduction.function, self.dtype), [lane])
 
         def add(point: Point) -> None:
+            body = self._value(reduction.body, width, self.dtype)
             with T.vectorized(width) as lane:
-                value = self._value(reduction.body, self._lane(point, lane), lane, self.dtype)
+                value = self._at(body, self._lane(point, lane), lane)
                 T.buffer_store(held, combine(reduction.function, held[lane], value), [lane])
 
         with T.vectorized(width) as lane:
@@ -238,9 +239,10 @@ class _RowWriter:
                 T.buffer_store(buffer, identity(reduction.function, self.dtype), [lane])
 
         def add(buffer: Any, width: int, point: Point, start: Expr) -> None:
+            body = self._value(reduction.body, width, self.dtype)
             with T.vectorized(width) as lane:
                 axes = {**point, last: start + lane}
-                value = self._value(reduction.body, axes, lane, self.dtype)
+                value = self._at(body, axes, lane)
                 if reduction.body == self.kept and statement is self.form.reductions[-1]:
                     T.buffer_store(self.scratch, value, [self._column(axes)])
                     value = self.scratch[self._column(axes)]
@@ -291,9 +293,10 @@ class _RowWriter:
     def _store(self, point: Point, column: str | None, start: Expr, width: int) -> None:
         """Write ``width`` results: from ``start`` on along the axis ``column``, or of neighbouring rows where None."""
         form = self.form
+        final = self._value(self.plan.final, width, form.expr.final_dtype)
         with T.vectorized(width) as lane:
             axes = {**point, column: start + lane} if column is not None else self._lane(point, lane)
-            value = self._value(self.plan.final, axes, lane, form.expr.final_dtype).astype(form.expr.output.dtype)
+            value = self._at(final, axes, lane).astype(form.expr.output.dtype)
             place = position([axes[axis] for axis in form.final.axes], form.expr.output.shape or (1,))
             T.buffer_store(self.output, value, [place])
 
@@ -324,20 +327,23 @@ class _RowWriter:
         columns = self.form.columns
         return position([axes[axis] for axis in columns], [self.form.sizes[axis] for axis in columns])
 
-    def _value(self, value: Value, axes: Point, lane: Expr, dtype: str) -> Expr:
-        def read(load: Load) -> Expr:
-            if load is _KEPT:
-                return self.scratch[self._column(axes)]
-            if load.tensor in self.results:
-                return self.results[load.tensor][lane if self.lane_axis else 0].astype(dtype)
-            source = self.sources[load.tensor]
-            return read_flat(load, self.tensors[load.tensor], source, axes, self.form.sizes, dtype)
-
+    def _value(self, value: Value, lanes: int, dtype: str) -> VectorValue:
         def is_inside(load: Load) -> bool:
             is_here = load is _KEPT or load.tensor in self.results
             return is_here or reads_inside(load, self.tensors[load.tensor], self.form.sizes)
 
-        return evaluate(value, axes, read, dtype, is_inside)
+        return VectorValue(value, dtype, lanes, is_inside)
+
+    def _at(self, value: VectorValue, axes: Point, lane: Expr) -> Expr:
+        def read(load: Load) -> Expr:
+            if load is _KEPT:
+                return self.scratch[self._column(axes)]
+            if load.tensor in self.results:
+                return self.results[load.tensor][lane if self.lane_axis else 0].astype(value.dtype)
+            source = self.sources[load.tensor]
+            return read_flat(load, self.tensors[load.tensor], source, axes, self.form.sizes, value.dtype)
+
+        return value.at(axes, read, lane)
 
 
 def _reduction(statement: Statement) -> Reduction:

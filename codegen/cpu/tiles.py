@@ -10,24 +10,24 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, points, vectors
 from codegen.cpu.function import LoweredCpu, lowered_blocks, read_flat, reads_inside
-from codegen.cpu.functions import evaluate
+from codegen.cpu.functions import VectorValue
 from codegen.cpu.plan import Block, Tile, TilePlan
 from codegen.cpu.tile_lines import TileLines
 from codegen.cpu.vectors import Held, along_rows
 from codegen.tir.lowered import identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, combine, identity
 from sokoban.language.expression import Load
 from sokoban.schedule.cpu_tiles import LARGE_TILE, WRITTEN_OUT
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Whatever no other lowering takes: outputs by tiles, with a sum or without."""
     return True
 
 
-def lower(request: LoweringRequest) -> LoweredCpu:
+def lower(request: TileRequest) -> LoweredCpu:
     """The kernel of a schedule of tiles."""
     plan = TilePlan.of(request)
     return lowered_blocks(
@@ -220,13 +220,22 @@ class _RegisterTile:
     def _turn(self, sums: Sequence[Held], offsets: Mapping[str, Expr]) -> None:
         """A turn of the innermost loop."""
         self.lines.ask_for_panels(offsets)
+        copies = {copy.staged.load: copy for copy in self.plan.copies}
         for held in sums:
+            body = VectorValue(
+                self.plan.reduction.body,
+                self.plan.dtype,
+                held.width,
+                lambda load: load in copies or self._is_inside(load),
+            )
             with T.vectorized(held.width) as lane:
-                value = self._body(held.row, held.start, lane, offsets)
+                value = self._term(body, held.row, held.start, lane, offsets)
                 total = combine(self.plan.reduction.function, held.buffer[lane], value)
                 T.buffer_store(held.buffer, total, [lane])
 
-    def _body(self, row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]) -> Expr:
+    def _term(
+        self, body: VectorValue, row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]
+    ) -> Expr:
         """The term that one point of the sum adds to an element."""
         plan, tile = self.plan, self.tile
         axes = tile.axes(row, start, lane)
@@ -242,10 +251,7 @@ class _RegisterTile:
                 local[axis] = base if axis == copy.staged.panel else base + row.get(axis, start + lane)
             return copy.staged.element(self.buffers.scratch, local, start + lane)
 
-        def is_inside(load: Load) -> bool:
-            return load in copies or self._is_inside(load)
-
-        return evaluate(plan.reduction.body, axes, read, plan.dtype, is_inside)
+        return body.at(axes, read, lane)
 
     def _read(self, load: Load, axes: Mapping[str, Expr], dtype: str) -> Expr:
         """An element of an operand in place."""
@@ -262,6 +268,7 @@ class _RegisterTile:
     def _store(self, row: Mapping[str, int], start: int, width: int, sums: Any) -> None:
         """The final statement for one vector of the output, whose ``sums`` are in a register; None without a sum."""
         form, dtype = self.plan.form, self.plan.form.expr.final_dtype
+        final = VectorValue(form.final.value, dtype, width, self._is_inside)
         with T.vectorized(width) as lane:
             axes = self.tile.axes(row, start, lane)
 
@@ -270,5 +277,5 @@ class _RegisterTile:
                     return sums[lane].astype(dtype)
                 return self._read(load, axes, dtype)
 
-            value = evaluate(form.final.value, axes, read, dtype, self._is_inside).astype(form.expr.output.dtype)
+            value = final.at(axes, read, lane).astype(form.expr.output.dtype)
             T.buffer_store(self.buffers.output, value, [self.tile.place(row, start, lane)])

@@ -2,56 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from codegen.gpu import patches, pointwise, rows, tiles, windows
-from codegen.gpu.attention import gradient_multiply_adds, gradient_warps, groups, multiply_adds, slices, warps
 from codegen.gpu.matrix import bulk, mma, wgmma, wmma
-from codegen.gpu.pairs import multiply_adds as pair_multiply_adds
-from codegen.gpu.pairs import warps as pair_warps
 from codegen.gpu.staged import kernel as staged
+from codegen.gpu.walks import (
+    attention_groups,
+    attention_multiply_adds,
+    attention_warps,
+    gradient_multiply_adds,
+    gradient_warps,
+    pair_multiply_adds,
+    pair_warps,
+    slices,
+)
 from codegen.tir.lowered import Lowered, LoweringError
-from codegen.tir.lowering import Lowering, LoweringRequest, chosen, lowered_by
+from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
+from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.pair import ProductPair
+from sokoban.kernel.patches import PatchTransform
+from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.pair import PairSchedule
+from sokoban.schedule.patches import PatchSchedule
 from sokoban.schedule.tile import TileSchedule
 
-#: The lowerings, asked in this order; the first that takes a schedule lowers it.
-LOWERINGS: tuple[Lowering[Lowered], ...] = (
-    patches, warps, groups, multiply_adds, slices, gradient_warps,
-    gradient_multiply_adds, pair_warps, pair_multiply_adds, rows, wmma, bulk, wgmma, staged, windows, pointwise, mma,
-    tiles,
-)  # fmt: skip
+#: Kind of kernel -> its schedules, and what lowers them.
+KINDS: Mapping[type, KernelLowerings[Lowered]] = {
+    KernelForm: KernelLowerings(
+        schedule=TileSchedule,
+        lowerings=(rows, wmma, bulk, wgmma, staged, windows, pointwise, mma),
+        otherwise=tiles,
+    ),
+    PatchTransform: KernelLowerings(schedule=PatchSchedule, lowerings=(patches,)),
+    AttentionKernel: KernelLowerings(
+        schedule=AttentionSchedule, lowerings=(attention_warps, attention_groups, attention_multiply_adds)
+    ),
+    SliceSum: KernelLowerings(schedule=SliceSumSchedule, lowerings=(slices,)),
+    AttentionGradientKernel: KernelLowerings(
+        schedule=GradientSchedule, lowerings=(gradient_warps, gradient_multiply_adds)
+    ),
+    ProductPair: KernelLowerings(schedule=PairSchedule, lowerings=(pair_warps, pair_multiply_adds)),
+}
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.
 _ONE_STAGE = (windows, pointwise, tiles)
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: AnyRequest) -> Lowered:
     """Lower one schedule.
 
     Raises:
-        LoweringError: the schedule does not fit the operator, or TVM refused it.
+        LoweringError: the schedule does not fit the operator, several lowerings claim it, or TVM refused it.
         ValueError: a schedule of matrix instructions does not fit the operator or the instruction.
     """
-    if isinstance(request.problem, KernelForm):
-        problem = _problem(request.form, request.tiles)
-        if problem is not None:
-            raise LoweringError(f"{request.entry}: {problem}")
-    lowering = chosen(LOWERINGS, request)
-    if lowering in _ONE_STAGE and _needs_staging(request.tiles):
+    lowering = chosen(KINDS, request)
+    problem = request.schedule.misfit(request.problem)
+    if problem is None and lowering in _ONE_STAGE and _needs_staging(request.schedule):
         problem = "several stages, turned tiles and bands need every operand of a reduction staged"
+    if problem is not None:
         raise LoweringError(f"{request.entry}: {problem}")
     return lowered_by(lowering, request)
-
-
-def _problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why no lowering can make a kernel of a schedule of multiply-adds; None where one may."""
-    if schedule.uses_matrix:
-        return None
-    if form.needs_matrix:
-        return "eight-bit floats are multiplied by matrix instructions alone"
-    for axis, block in schedule.block:
-        if block % schedule.register_tile[axis]:
-            return f"{schedule.register_tile[axis]} elements of {axis} per thread do not divide a block of {block}"
-    return None
 
 
 def _needs_staging(schedule: TileSchedule) -> bool:

@@ -25,15 +25,14 @@ from sokoban.language.expression import AffineIndex, Load
 from sokoban.schedule.patches import PatchSchedule
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[PatchTransform, PatchSchedule]) -> bool:
     """Patch transforms."""
-    return isinstance(request.problem, PatchTransform)
+    return True
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[PatchTransform, PatchSchedule]) -> Lowered:
     """The kernel of a patch transform."""
     transform, schedule = request.problem, request.schedule
-    assert isinstance(transform, PatchTransform) and isinstance(schedule, PatchSchedule)
     return _PatchLowering(transform, schedule, request.entry).run()
 
 

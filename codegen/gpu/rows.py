@@ -22,7 +22,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, LoweringError, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import guarded_read, padded_sizes
 from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, affine, combine, evaluate, identity
@@ -43,12 +43,12 @@ from sokoban.schedule.rows import (
 Read = Callable[[Load], Expr]
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """``rows`` kernels, and ``tile`` kernels whose reduction is shared among threads."""
-    return request.form.kind == "rows" or bool(request.tiles.reduce_threads)
+    return request.problem.is_rows or bool(request.schedule.reduce_threads)
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a schedule whose threads share rows."""
     return _RowsLowering(request).run()
 
@@ -61,8 +61,8 @@ def _one_by_one(extent: int) -> Any:
 class _RowsLowering:
     """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
 
-    def __init__(self, request: LoweringRequest) -> None:
-        form, schedule = request.form, request.tiles
+    def __init__(self, request: TileRequest) -> None:
+        form, schedule = request.problem, request.schedule
         self.form, self.schedule, self.entry = form, schedule, request.entry
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name

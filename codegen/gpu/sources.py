@@ -7,11 +7,10 @@ from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source, opencl_source, own_architecture, static_shared_bytes
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
-from codegen.tir.lowering import LoweringRequest
-from sokoban.kernel.problem import tensors_of
+from codegen.tir.lowering import AnyRequest
 
 
-def cuda_kernel(request: LoweringRequest) -> tuple[Lowered, BuiltKernel]:
+def cuda_kernel(request: AnyRequest) -> tuple[Lowered, BuiltKernel]:
     """A kernel in CUDA C++, lowered and as text.
 
     Raises:
@@ -24,17 +23,17 @@ def cuda_kernel(request: LoweringRequest) -> tuple[Lowered, BuiltKernel]:
     return lowered, _kernel(request, lowered, text, own)
 
 
-def opencl_kernel(request: LoweringRequest) -> BuiltKernel:
+def opencl_kernel(request: AnyRequest) -> BuiltKernel:
     """A kernel in OpenCL C. Raises as :func:`cuda_kernel` does."""
     lowered = lower(request)
     return _kernel(request, lowered, opencl_source(lowered, _parameters(request), request.target.lanes))
 
 
-def _parameters(request: LoweringRequest) -> list[str]:
-    return [tensor.name for tensor in tensors_of(request.problem)]
+def _parameters(request: AnyRequest) -> list[str]:
+    return [tensor.name for tensor in request.problem.tensors]
 
 
-def _kernel(request: LoweringRequest, lowered: Lowered, text: str, own: str | None = None) -> BuiltKernel:
+def _kernel(request: AnyRequest, lowered: Lowered, text: str, own: str | None = None) -> BuiltKernel:
     return BuiltKernel(
         entry=request.entry + KERNEL_SUFFIX,
         source=text,

@@ -16,8 +16,8 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
-from codegen.tir.lowered import Lowered, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowered import Lowered, LoweringError, identifier
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.values import Expr, affine, constant, evaluate, identity, reducer
 from sokoban.kernel.form import KernelForm
@@ -29,14 +29,14 @@ from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Whatever no other lowering takes: reductions of which some operands are staged, or none."""
     return True
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a schedule of tiles."""
-    return _LoopWriter(request, _ExpressionWriter(request.form, request.tiles).write()).write()
+    return _LoopWriter(request, _ExpressionWriter(request.problem, request.schedule).write()).write()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +210,8 @@ class _Loops:
 class _LoopWriter:
     """The loops of the expressions: cut, ordered, bound to blocks and threads."""
 
-    def __init__(self, request: LoweringRequest, expressions: _Expressions) -> None:
-        self.form, self.schedule, self.entry = request.form, request.tiles, request.entry
+    def __init__(self, request: TileRequest, expressions: _Expressions) -> None:
+        self.form, self.schedule, self.entry = request.problem, request.schedule, request.entry
         self.has_dynamic_shared = request.target.row.has_dynamic_shared
         self.expressions = expressions
         function = te.create_prim_func(list(expressions.arguments)).with_attr("global_symbol", request.entry)
@@ -299,6 +299,8 @@ class _LoopWriter:
     def _store(self, thread_loop: Any) -> None:
         """The final statement at the end of every thread."""
         block = self.sch.get_sblock(self.expressions.store)
+        if self.form.reductions and not self.sch.get_producers(block):
+            raise LoweringError(f"{self.form.expr.name}: the result depends on no sum: no block is its own")
         self.sch.reverse_compute_at(block, thread_loop)
         self._vectorize_last(self.sch.get_loops(block)[-1])
 

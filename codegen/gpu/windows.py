@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.direct import ZERO, DirectKernel, Place, nest, number
 from codegen.tir.lowered import Lowered, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, affine, combine, constant, evaluate, identity
 from sokoban.kernel.form import KernelForm
@@ -25,14 +25,14 @@ from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.windows import reads_patches, slide_of, slides
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Windows that threads read in place, :func:`sokoban.schedule.windows.reads_patches`."""
-    return reads_patches(request.form, request.tiles)
+    return reads_patches(request.problem, request.schedule)
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a depthwise convolution or pool."""
-    return WindowLowering(request.form, request.tiles, request.entry).run()
+    return WindowLowering(request.problem, request.schedule, request.entry).run()
 
 
 class WindowLowering(DirectKernel):

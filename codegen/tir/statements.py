@@ -40,6 +40,24 @@ def allocate(name: str, elements: int, dtype: str, scope: str, *, align_bytes: i
     return buffer
 
 
+#: A function that texts of kernels call nowhere: :func:`without_mentions` takes its calls out.
+_MENTION = "roller_mention"
+
+
+def mention(buffer: Any) -> None:
+    """Make a buffer live from here on for TVM, by a call that the text of the kernel does without."""
+    T.evaluate(tirx.call_extern("int32", _MENTION, buffer.access_ptr("w")))
+
+
+def without_mentions(source: str) -> str:
+    """The text of a kernel without the calls of :func:`mention`.
+
+    >>> without_mentions("  a = 1;\\n  roller_mention(&(strip_ptr[0]));\\n  b = 2;\\n")
+    '  a = 1;\\n  b = 2;\\n'
+    """
+    return "".join(line for line in source.splitlines(keepends=True) if not line.lstrip().startswith(f"{_MENTION}("))
+
+
 def barrier() -> None:
     """All threads of the block have come here."""
     T.evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

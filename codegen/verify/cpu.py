@@ -27,7 +27,7 @@ from codegen.tir.lowering import LoweringRequest
 from codegen.tolerance import judge, tolerance_of
 from codegen.verify.chain import ChainCheck
 from codegen.verify.engines import CHECKS
-from codegen.verify.guards import guarded
+from codegen.verify.guards import guarded, numbers
 from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Step, Trial, trial_of
 from hal.microbench.cpu.native import host_architecture
@@ -138,7 +138,7 @@ def _run(trial: Trial, launch: LaunchRecord, known: Mapping[str, Any]) -> tuple[
             # No thread of its pool was started.
             _ctypes.dlclose(loaded._handle)
     untouched = (scratch[:start] == _POISON).all() and (scratch[start + room :] == _POISON).all()
-    return arrays[-1], "" if untouched else "written outside the scratch memory"
+    return numbers(arrays[-1], tensors[-1].dtype), "" if untouched else "written outside the scratch memory"
 
 
 def _in_turn(task: int, state: int, count: int) -> None:

@@ -26,18 +26,17 @@ from codegen.gpu.sources import cuda_kernel, opencl_kernel
 from codegen.target import Target
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import LoweringError
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import AnyRequest, LoweringRequest
 from codegen.tolerance import TOLERANCE, exact_tolerance, judge, tolerance_of
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
 from codegen.verify.engines import CHECKS, ORDER_SEEDS, engine_for
-from codegen.verify.guards import guarded
+from codegen.verify.guards import guarded, numbers
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Step, Trial, trial_of
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.problem import Problem
-from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
+from sokoban.language.expression import FLOAT8_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.tile import TileSchedule
@@ -113,7 +112,7 @@ class _Plan(NamedTuple):
 
     steps: Sequence[Step]
     target: Target
-    build: Callable[[LoweringRequest], BuiltKernel]
+    build: Callable[[AnyRequest], BuiltKernel]
     run: Callable[[Trial, LaunchRecord, _Inputs], Run]
     engine: str
     method: str
@@ -195,7 +194,7 @@ class EmulatedKernel:
 
     def values(self, result: np.ndarray) -> np.ndarray:
         """The output as numbers."""
-        return _numbers(result, self.output.dtype)
+        return numbers(result, self.output.dtype)
 
 
 def _plan(form: KernelForm, steps: Sequence[Step], engine: str | None, target: Target, seeds: Sequence[int]) -> _Plan:
@@ -223,7 +222,7 @@ def _opencl_plan(form: KernelForm, steps: Sequence[Step]) -> _Plan:
     twins = [(problem, schedule.scalar_twin(problem)) for problem, schedule in steps]
     if twins != list(steps):
         notes.append("scalar twin of the Tensor Core tiling")
-    is_widened = any(isinstance(problem, KernelForm) for problem, _ in steps)
+    is_widened = not all(problem.KEEPS_NARROW_FLOATS for problem, _ in steps)
     if is_widened and dtypes & {"float16", "bfloat16"}:
         notes.append("float32 twin of half-precision storage")
     if dtypes & set(FLOAT8_DTYPES):
@@ -232,7 +231,7 @@ def _opencl_plan(form: KernelForm, steps: Sequence[Step]) -> _Plan:
     is_widened = (is_widened and bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES})) or form.expr.allow_tf32
     tolerance = TOLERANCE["float32"] if is_widened else tolerance_of(form.expr)
     method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
-    widened = [(_widen(problem), schedule) for problem, schedule in twins]
+    widened = [(problem.widened(), schedule) for problem, schedule in twins]
     return _Plan(widened, _OPENCL, opencl_kernel, _run_opencl, "opencl", method, tolerance, opencl_available())
 
 
@@ -241,12 +240,12 @@ def _with_cuda(target: Target) -> Target:
     return target if target.architecture.startswith("sm_") else EMULATED
 
 
-def _cuda_text(request: LoweringRequest) -> BuiltKernel:
+def _cuda_text(request: AnyRequest) -> BuiltKernel:
     return cuda_kernel(request)[1]
 
 
 def _trial(
-    form: KernelForm, steps: Sequence[Step], target: Target, build: Callable[[LoweringRequest], BuiltKernel]
+    form: KernelForm, steps: Sequence[Step], target: Target, build: Callable[[AnyRequest], BuiltKernel]
 ) -> Trial:
     entries = ["verify"] if len(steps) == 1 else [f"verify_part_{number}" for number in range(1, len(steps) + 1)]
     built = [build(LoweringRequest(*step, entry, target)) for step, entry in zip(steps, entries, strict=True)]
@@ -309,7 +308,7 @@ def _run_opencl(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
         output_indices=[len(arrays) - 1],
         optimized=_is_long(trial),
     )
-    return Run(_numbers(arrays[-1], tensors[-1].dtype))
+    return Run(numbers(arrays[-1], tensors[-1].dtype))
 
 
 def _arguments(trial: Trial, launch: LaunchRecord, known: _Inputs) -> tuple[tuple[Tensor, ...], tuple[np.ndarray, ...]]:
@@ -317,7 +316,7 @@ def _arguments(trial: Trial, launch: LaunchRecord, known: _Inputs) -> tuple[tupl
     tensors = launch.bind(trial.tensors)
     poison = np.full(tensors[-1].shape, np.nan)
     values = launch.bind({**known, tensors[-1].name: poison})
-    arrays = [_stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)]
+    arrays = [guarded(array, tensor) for array, tensor in zip(values, tensors, strict=True)]
     return tensors, tuple(arrays)
 
 
@@ -347,41 +346,7 @@ def is_guard_written(flat: np.ndarray, output: Tensor) -> bool:
     return not np.isnan(flat[output.element_count :]).all()
 
 
-def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Values as a kernel stores them; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
-    if dtype in FLOAT8_DTYPES:
-        import ml_dtypes
-
-        return values.astype(getattr(ml_dtypes, dtype))
-    if dtype == "bfloat16":
-        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(dtype)
-
-
 def _source_value(form: KernelForm, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """The output of the operator as written, whose tensors are those of the form in other shapes."""
     given = {tensor.name: inputs[tensor.name].reshape(tensor.shape) for tensor in form.source.inputs}
     return evaluate(form.source, given)
-
-
-def _numbers(stored: np.ndarray, dtype: str) -> np.ndarray:
-    """Elements as numbers: what stands for NaN among integers (:func:`guarded`) becomes one, bits of bfloat16 become
-    float32."""
-    if dtype == "bfloat16" and stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    if dtype not in INTEGER_DTYPES:
-        return stored
-    return np.where(stored == np.iinfo(dtype).min, np.nan, stored.astype(np.float64))
-
-
-def _widen(form: Problem) -> Problem:
-    """The same problem with tensors of narrower floats in float32. Patch transforms have none; attention, whose text is
-    not TVM's, reads and writes them in OpenCL C too."""
-    if not isinstance(form, KernelForm):
-        return form
-    expr = form.expr
-    tensors = tuple(
-        replace(tensor, dtype="float32") if tensor.dtype in ("float16", "bfloat16", *FLOAT8_DTYPES) else tensor
-        for tensor in expr.tensors
-    )
-    return replace(form, expr=replace(expr, tensors=tensors))

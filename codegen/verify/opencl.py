@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -20,6 +22,9 @@ from hal.support.store import cache_folder
 
 #: The CPU implementation that the project installs and tests with.
 _POCL = "Portable Computing Language"
+
+#: Stack of each of its threads, of which memory holds what is touched; and more than a ``pthread_attr_t`` takes.
+_STACK_BYTES, _ATTRIBUTES_BYTES = 256 << 20, 128
 
 
 class OpenClError(RuntimeError):
@@ -62,11 +67,6 @@ def device_name() -> str:
     """The device that kernels run on, with its driver."""
     device = _session().device
     return f"{device.name.strip()} ({device.platform.name.strip()} {device.driver_version.strip()})"
-
-
-def device_has_fp16() -> bool:
-    """Whether the device compiles ``half`` arithmetic (``cl_khr_fp16``)."""
-    return "cl_khr_fp16" in _session().device.extensions.split()
 
 
 def run_opencl(
@@ -148,6 +148,7 @@ def _open_session() -> _Session:
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
     if "POCL_CACHE_DIR" not in os.environ:
         os.environ["POCL_CACHE_DIR"] = str(_cache_directory())
+    _widen_stacks()
     try:
         import pyopencl as cl
     except (ImportError, OSError) as error:
@@ -167,6 +168,17 @@ def _open_session() -> _Session:
         raise OpenClError(
             f"no usable OpenCL platform ({error}); install one with 'make opencl' (Debian: pocl-opencl-icd)"
         ) from error
+
+
+def _widen_stacks() -> None:
+    """Give threads that are started from here on room for what all work-items of a group keep in local arrays: PoCL's
+    threads, which run a group each, have it on their stacks."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        library = ctypes.CDLL(None)
+        attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
+        if library.pthread_attr_init(attributes) == 0:
+            library.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK_BYTES))
+            library.pthread_setattr_default_np(attributes)
 
 
 def _cache_directory() -> Path:

@@ -19,7 +19,7 @@ from codegen.bundle.writer import BuiltLaunch, BuiltRank, arguments_of, kernel_r
 from codegen.generators import GENERATORS
 from codegen.target import Target
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
 from sokoban.schedule.patches import Schedule
 
@@ -66,14 +66,14 @@ def trial_of(form: KernelForm, steps: Sequence[Step], built: Sequence[BuiltKerne
         InputError: what was written does not read back.
     """
     generator = GENERATORS[target.generator]
-    tensors = {tensor.name: tensor for problem, _ in steps for tensor in tensors_of(problem)}
-    output = tensors_of(steps[-1][0])[-1]
+    tensors = {tensor.name: tensor for problem, _ in steps for tensor in problem.tensors}
+    output = steps[-1][0].output
     arguments = arguments_of((*(tensors.get(tensor.name, tensor) for tensor in form.source.inputs), output))
     launches = [
         BuiltLaunch(problem=problem, built=kernel, schedule=schedule.to_json())
         for (problem, schedule), kernel in zip(steps, built, strict=True)
     ]
-    written = [tensors_of(problem)[-1] for problem, _ in steps[:-1]]
+    written = [problem.output for problem, _ in steps[:-1]]
     build = BuiltRank(launches=tuple(launches), workspace={tensor.name: tensor.size_bytes for tensor in written})
     manifest = Manifest(
         format=FORMAT,

@@ -363,12 +363,6 @@ class TaskGraph:
         """The graph with the durations of these rows multiplied by `factor`."""
         return self.with_durations(rows, self.duration_us[rows] * factor)
 
-    def with_priorities(self, rows: Ints, priority: Ints | int) -> TaskGraph:
-        """The graph with other priorities for these rows (the reschedule primitive's data)."""
-        changed = self.priority.copy()
-        changed[rows] = priority
-        return replace(self, priority=changed)
-
 
 def matching(texts: Sequence[str], pattern: str) -> NDArray[np.bool_]:
     """Which texts the regular expression is found in, regardless of case."""

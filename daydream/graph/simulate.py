@@ -9,7 +9,6 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.trace.trace import NONE, Floats, Ints
@@ -388,12 +387,3 @@ def _simulate_with(graph: TaskGraph, schedule: Schedule) -> Timeline:
             if not missing[after]:
                 frontier.append(after)
     return _timeline(graph, start, cause, done)
-
-
-def lower_bound_us(graph: TaskGraph) -> NDArray[np.float64]:
-    """For every thread the time its tasks and the gaps between them need at least, microseconds."""
-    load = np.bincount(graph.thread, graph.duration_us + graph.gap_us, minlength=len(graph.threads))
-    largest = np.zeros(len(graph.threads))
-    # The gap behind a thread's last task is not part of anybody's time, whichever that task is.
-    np.maximum.at(largest, graph.thread, graph.gap_us)
-    return load - largest

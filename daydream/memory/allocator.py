@@ -10,7 +10,6 @@ its end by whole pages, 2 MiB or 20 MiB.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 ROUNDING = 512
@@ -152,11 +151,6 @@ class CachingAllocator:
     def segments(self) -> dict[int, int]:
         """Bytes of every segment by its number."""
         return dict(self._segments)
-
-    def free_blocks(self) -> Iterator[Block]:
-        """All free blocks."""
-        for pool in self._pools:
-            yield from pool.blocks.values()
 
     # Parts
 

@@ -1,4 +1,4 @@
-"""dPRO's theorems 1 to 3 (section 5.1): when fusing two operators, or two tensors, is sure to help.
+"""dPRO's theorems 2 and 3 (section 5.1): when fusing two tensors is sure to help.
 
 Notation is table 1's: p is computation, q the exchange of its gradient; d is a duration, e an end. ``took_us`` at [i,
 j] is what the exchange of gradients i to j takes as one tensor. The theorems are about T_n, the time until p_n and q_n
@@ -15,30 +15,6 @@ from daydream.trace.trace import Floats, Ints
 
 #: Microseconds by which times of equal exchanges differ that were worked out from different sizes.
 ROUNDED_US = 1e-9
-
-
-def operator_fusion_pays(*, exchange_us: float, saved_us: float, hidden: bool, free_by_then: bool) -> bool | None:
-    """Theorem 1: whether fusing p_(n-1) and p_n makes T_n smaller, both gradients being exchanged one by one.
-
-    It pays if q^d_(n-1) <= p^d_(n-1) + p^d_n - opfs_time(p_(n-1), p_n): the exchange that begins only with the end of
-    the fused operator takes no longer than fusion saves. The paper takes for granted that the step is bound by
-    computation there: the exchange of q_(n-1) ends no later than p_n when nothing is fused, and the network is free
-    when the fused operator ends. For a p_(n-1) without gradient (q null) every saving pays. The search prunes by that
-    case (:func:`daydream.optimize.strategies.no_later`): in buckets, gradients are not exchanged one by one, so that a
-    pass which delays one is replayed.
-
-    Args:
-        exchange_us: q^d_(n-1), 0 without gradient.
-        saved_us: what both operators take together, less what the fused one takes.
-        hidden: whether q_(n-1), not fused, ends no later than p_n.
-        free_by_then: whether the network has ended q_(n-2) when the fused operator ends.
-
-    Returns:
-        None where a premise does not hold: then only a replay tells.
-    """
-    if exchange_us == 0:
-        return saved_us >= 0
-    return exchange_us <= saved_us if hidden and free_by_then else None
 
 
 def tensor_fusion_pays(

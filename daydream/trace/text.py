@@ -120,13 +120,18 @@ def read_document(path: Path, notes: Notes) -> Document:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Pause garbage collection: there is a dict per event, and it would walk all of them again and again."""
+    """Pause garbage collection: there is a dict per event, and it would walk all of them again and again.
+
+    What was read is frozen then: it has no cycles, counting references frees it, and the first collections afterwards
+    would walk it all the same (6 of 15 s for a million events).
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.freeze()
             gc.enable()
 
 

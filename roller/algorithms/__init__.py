@@ -56,8 +56,8 @@ def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
     # Nothing else has a use for them, and starting a command takes no longer for what it does not need.
     from roller.algorithms import flash, flash_gradient
 
-    consider = flash.consider if placed.form.kind == "attention" else flash_gradient.consider
-    return consider(placed, top_k)
+    consider = {"attention": flash.consider, "attention_gradient": flash_gradient.consider}
+    return consider[placed.form.kind](placed, top_k)
 
 
 def parse_algorithms(text: str | None) -> tuple[str, ...]:

@@ -10,25 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from codegen.verify.chain import ChainCheck, Step
 from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.pair import ProductPair
-from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
-from sokoban.schedule.patches import Schedule
+
+#: Schedules of a chain's kernels; of several kinds where its kernels are.
+S_contra = TypeVar("S_contra", contravariant=True)
 
 
-class Split(Protocol):
+class Split(Protocol[S_contra]):
     """How an operator becomes a chain: what an algorithm and its parameters make of any operator of one structure."""
 
     def problems(self, form: KernelForm) -> tuple[Problem, ...]:
         """The operators of the chain that computes ``form``, in order."""
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Split]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[S_contra]) -> tuple[KernelForm, Split[S_contra]]:
         """A small operator of the same structure, and its split, over which every schedule covers several tiles."""
 
     def tolerance(self, form: KernelForm) -> float | None:
@@ -51,7 +53,7 @@ class ChainProgram:
     algorithm: str
     variant: str
     form: KernelForm
-    split: Split
+    split: Split[Any]
     parts: tuple[ProgramPart, ...]
 
     @property
@@ -98,7 +100,7 @@ class ChainProgram:
     @cached_property
     def workspace(self) -> tuple[Tensor, ...]:
         """The tensors between the kernels, in the order in which they are written."""
-        return tuple(tensors_of(part.problem)[-1] for part in self.parts[:-1])
+        return tuple(part.problem.output for part in self.parts[:-1])
 
     def check(self) -> ChainCheck:
         """The chain on a small problem, to be run against the reference."""

@@ -22,12 +22,11 @@ from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import ProgramPart
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel, SliceSum
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.form import KernelForm, attention_of, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
-from sokoban.language.named.attention import AttentionSizes
 from sokoban.language.named.expressions import program_as
 from sokoban.language.names import unused_name
 from sokoban.model.estimates import Estimate
@@ -43,7 +42,6 @@ from sokoban.schedule.attention import (
     shared_bytes,
 )
 from sokoban.schedule.cutting import cut
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: The name of the algorithm.
@@ -80,25 +78,34 @@ class KeySlices:
 
     def problems(self, form: KernelForm) -> tuple[Problem, ...]:
         """The kernels of the chain, in order."""
-        expr, attention = form.expr, form.attention
-        inputs = expr.operands("QKV")
-        output = expr.output
-        if self.count == 1:
-            return (AttentionKernel(name=expr.name, attention=attention, slices=1, inputs=inputs, output=output),)
-        rows = attention.b * attention.heads * attention.queries
-        name = unused_name("Parts", {tensor.name for tensor in (*inputs, output)})
-        parts = Tensor(name, (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
-        return (
-            AttentionKernel(name=expr.name, attention=attention, slices=self.count, inputs=inputs, output=parts),
-            SliceSum(name=expr.name, source=parts, output=output),
-        )
+        return (self.kernel(form), *self.sums(form))
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, KeySlices]:
+    def kernel(self, form: KernelForm) -> AttentionKernel:
+        """The kernel that multiplies."""
+        expr = form.expr
+        return AttentionKernel(
+            name=expr.name, attention=form.attention, slices=self.count, inputs=expr.operands("QKV"),
+            output=expr.output if self.count == 1 else self._parts(form),
+        )  # fmt: skip
+
+    def sums(self, form: KernelForm) -> tuple[SliceSum, ...]:
+        """The kernel that brings several slices together."""
+        if self.count == 1:
+            return ()
+        return (SliceSum(name=form.expr.name, source=self._parts(form), output=form.expr.output),)
+
+    def _parts(self, form: KernelForm) -> Tensor:
+        """The partial results between the kernels."""
+        expr, attention = form.expr, form.attention
+        rows = attention.b * attention.heads * attention.queries
+        name = unused_name("Parts", {tensor.name for tensor in (*expr.operands("QKV"), expr.output)})
+        return Tensor(name, (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[AttentionSchedule]) -> tuple[KernelForm, KeySlices]:
         """Attention of a few heads, over which queries and keys still make several tiles and steps: of keys, or of a
         window, which is at most half of them, enough to use a buffer again that was used in the loop.
         """
         schedule = schedules[0]
-        assert isinstance(schedule, AttentionSchedule)
         attention = form.attention
         rows = -(-schedule.rows * attention.key_heads // attention.heads)
         steps = (schedule.stages + 2) * (2 if attention.window_size else 1)
@@ -141,7 +148,8 @@ def check_attention(form: KernelForm, device: DeviceSpec) -> None:
     Raises:
         InputError: the device is no GPU, or the element type or a width is none of theirs.
     """
-    attention: AttentionSizes = form.attention if form.kind == "attention" else form.attention_gradient
+    attention = attention_of(form.source)
+    assert attention is not None
     where = form.expr.name
     if device.teu.lane != "thread":
         problem = f"attention has no kernels of ours for {device.name}"
@@ -191,7 +199,7 @@ def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
 
 def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int) -> tuple[list[ChainProgram], int]:
     """The best programs of one number of slices, and how many were priced."""
-    kernel = _kernel(form, slices)
+    kernel = slices.kernel(form)
     priced = [
         (estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, device)
     ]
@@ -210,26 +218,18 @@ def program_of(form: KernelForm, schedule: AttentionSchedule, slices: int, devic
         form,
         KeySlices(slices),
         schedule,
-        estimate_attention(_kernel(form, KeySlices(slices)), schedule, device),
+        estimate_attention(KeySlices(slices).kernel(form), schedule, device),
         device,
     )
-
-
-def _kernel(form: KernelForm, slices: KeySlices) -> AttentionKernel:
-    kernel = slices.problems(form)[0]
-    assert isinstance(kernel, AttentionKernel)
-    return kernel
 
 
 def _program(
     form: KernelForm, slices: KeySlices, schedule: AttentionSchedule, estimate: Estimate, device: DeviceSpec
 ) -> ChainProgram:
     """A schedule with its estimate, and what brings slices together."""
-    kernel, *rest = slices.problems(form)
     label = f"attention over each of {slices.text}" if slices.count > 1 else ""
-    parts = [ProgramPart(label, kernel, schedule, estimate, NAME)]
-    for combined in rest:
-        assert isinstance(combined, SliceSum)
+    parts = [ProgramPart(label, slices.kernel(form), schedule, estimate, NAME)]
+    for combined in slices.sums(form):
         sums = SliceSumSchedule(SUM_THREADS)
         priced = estimate_slice_sum(combined, sums, device)
         parts.append(ProgramPart("brings the slices together", combined, sums, priced, NAME))

@@ -39,7 +39,6 @@ from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.cutting import cut
-from sokoban.schedule.patches import Schedule
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,9 @@ class WholeGradient:
         """The kernel."""
         return (gradient_kernel(form),)
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, WholeGradient]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[GradientSchedule]) -> tuple[KernelForm, WholeGradient]:
         """A gradient of a few heads, over which both sides still make several tiles."""
         schedule = schedules[0]
-        assert isinstance(schedule, GradientSchedule)
         gradient = form.attention_gradient
         of_keys, steps = gradient.of == "keys", schedule.stages + 1
         key_tile, query_tile = (schedule.rows, schedule.step) if of_keys else (schedule.step, schedule.rows)

@@ -35,7 +35,6 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import AffineIndex, Axis, Call, Load, Reduction, Statement, Tensor
 from sokoban.language.names import fresh_name
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: Slices, places that taps move by along a dimension, and lines of a small operator.
@@ -54,13 +53,12 @@ class FlatGradient:
         :class:`roller.algorithms.chain.Split`."""
         return tuple(_Layout(form, self).problems().values())
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, FlatGradient]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, FlatGradient]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         layout = _Layout(form, self)
         roles = layout.roles
         *_, product, output = zip(self.problems(form), schedules, strict=True)
-        tiles = [(problem, tile) for problem, tile in (product, output) if isinstance(tile, TileSchedule)]
-        small = needed_sizes(layout.sizes, [(problem, cut_sizes(problem, tile)) for problem, tile in tiles])
+        small = needed_sizes(layout.sizes, [(problem, cut_sizes(problem, tile)) for problem, tile in (product, output)])
         count, length = min(small[layout.slice], MOST_SLICES), small[layout.place]
         # As many taps short of whole ones of a grid as there were, so that the same dimensions are whole.
         whole = zip(layout.taps_along, roles.dilations, _of(form, roles.outputs), strict=True)

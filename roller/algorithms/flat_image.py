@@ -48,7 +48,6 @@ from sokoban.language.expression import (
 )
 from sokoban.language.names import fresh_name
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: The name of the algorithm.
@@ -67,13 +66,12 @@ class FlatImage:
         :class:`roller.algorithms.chain.Split`."""
         return tuple(_layout(form).problems().values())
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, FlatImage]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, FlatImage]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         layout = _layout(form)
         roles, walked = layout.convolution, layout.sizes
         *_, product, output = zip(self.problems(form), schedules, strict=True)
-        tiles = [(problem, tile) for problem, tile in (product, output) if isinstance(tile, TileSchedule)]
-        small = needed_sizes(walked, [(problem, cut_sizes(problem, tile)) for problem, tile in tiles])
+        small = needed_sizes(walked, [(problem, cut_sizes(problem, tile)) for problem, tile in (product, output)])
         # As many lines as the product wants places, and where these are too few, longer ones.
         others = [small[axis] + reach for axis, reach in zip(roles.outputs, layout.reaches, strict=True)]
         for side, axis in enumerate(roles.outputs):
@@ -81,6 +79,10 @@ class FlatImage:
             small[axis] = min(walked[axis], max(small[axis], lines))
             others[side] = small[axis] + layout.reaches[side]
         kept = dict(zip(roles.taps, roles.counts, strict=True))
+        # As many channels short of whole pieces as there were, so that the filters lie as they did.
+        channels = form.sizes[roles.channels]
+        short = walked[roles.channels] - channels
+        kept[roles.channels] = min(channels, layout.padded(small[roles.channels]) - short)
         sizes = {axis: min(small[axis], size) for axis, size in form.sizes.items()}
         return resize(form, {**sizes, **kept}), self
 
@@ -155,8 +157,11 @@ class _Layout:
     @property
     def _channels(self) -> int:
         """Channels, with as many zeros behind them as make each place whole pieces of memory."""
-        roles = self.convolution
-        return padded_channels(self.form.sizes[roles.channels], self.data, math.prod(roles.strides))
+        return self.padded(self.form.sizes[self.convolution.channels])
+
+    def padded(self, channels: int) -> int:
+        """A number of channels, rounded up to whole pieces of memory."""
+        return padded_channels(channels, self.data, math.prod(self.convolution.strides))
 
     @property
     def images(self) -> tuple[str, ...]:

@@ -38,7 +38,6 @@ from sokoban.model.gpu.pair import estimate_pair
 from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
 from sokoban.schedule.cutting import cut, resize
 from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.patches import Schedule
 
 #: The name of the algorithm.
 NAME = "fused pair"
@@ -52,11 +51,10 @@ class WholePair:
         """The kernel."""
         return (product_pair(form.source),)
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, WholePair]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[PairSchedule]) -> tuple[KernelForm, WholePair]:
         """A pair of a few problems, over which rows still make several tiles and H's columns several steps; the other
         axes stay whole, as they are in every block."""
         schedule = schedules[0]
-        assert isinstance(schedule, PairSchedule)
         pair = product_pair(form.source)
         cut_axes = {
             pair.row: cut(pair.rows, schedule.rows),

@@ -22,7 +22,6 @@ from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
 from sokoban.language.named.expressions import program_as
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: The name of the algorithm.
@@ -40,10 +39,9 @@ class Stages:
         """The kernels, in order."""
         return form.stages
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Stages]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, Stages]:
         """A small operator of the same statements, over which every schedule covers several tiles."""
-        tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
-        wanted = [(stage, cut_sizes(stage, schedule)) for stage, schedule in zip(form.stages, tiles, strict=True)]
+        wanted = [(stage, cut_sizes(stage, schedule)) for stage, schedule in zip(form.stages, schedules, strict=True)]
         sizes = _limited(form, needed_sizes(form.sizes, wanted))
         small = _resized(form, sizes)
         if [stage.kind for stage in small.stages] != [stage.kind for stage in form.stages]:

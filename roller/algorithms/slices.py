@@ -26,11 +26,18 @@ from sokoban.language.expression import (
 )
 from sokoban.language.names import fresh_name
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: What becomes of every read of a tensor.
 _Change = Callable[[Load], Load]
+
+
+def _extent(form: KernelForm, axis: str) -> int:
+    """Elements that the longest operand has along a reduction axis, the axis' own at least."""
+    tensors = form.expr.tensor_by_name
+    places = {name: place_of(form, name, axis) for name in {load.tensor for load in form.body_loads}}
+    extents = [tensors[name].shape[place] for name, place in places.items() if place is not None]
+    return max(extents, default=form.sizes[axis])
 
 
 @dataclass(frozen=True)
@@ -50,16 +57,20 @@ class Slices:
         """The operator that sums slices, and the one that adds them up; see :class:`roller.algorithms.chain.Split`."""
         return self._sums(form), self._adds(form)
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Slices]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, Slices]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         first, second = self.problems(form)
-        tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
         full = {**form.sizes, self.axis: self.length, self._slice_axis(form): self.count}
-        wanted = [(part, cut_sizes(part, schedule)) for part, schedule in zip((first, second), tiles, strict=True)]
+        wanted = [(part, cut_sizes(part, schedule)) for part, schedule in zip((first, second), schedules, strict=True)]
         small = needed_sizes(full, wanted)
         count, length = small.pop(self._slice_axis(form)), small[self.axis]
         short = min(self.count * self.length - form.sizes[self.axis], length - 1)
-        return resize(form, {**small, self.axis: count * length - short}), Slices(self.axis, count, length)
+        cut = resize(form, {**small, self.axis: count * length - short})
+        if self.divides(form):
+            # Another load may want more of an operand: slices then cover it, as they do.
+            count = max(count, -(-_extent(cut, self.axis) // length))
+            cut = resize(form, {**small, self.axis: count * length})
+        return cut, Slices(self.axis, count, length)
 
     def tolerance(self, form: KernelForm) -> float | None:
         """The dtype's: sums of sums err less than one long sum."""
@@ -107,8 +118,8 @@ class Slices:
         return kernel_form(expr)
 
     def divides(self, form: KernelForm) -> bool:
-        """Whether all slices are whole."""
-        return self.count * self.length == form.sizes[self.axis]
+        """True if slices are whole and cover all that the operands have along the axis."""
+        return self.count * self.length == form.sizes[self.axis] == _extent(form, self.axis)
 
     def _index(self, part: str) -> AffineIndex:
         return AffineIndex.of({part: self.length, self.axis: 1})

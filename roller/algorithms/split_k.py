@@ -84,7 +84,7 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
 
 def _declined(placed: PlacedForm, direct: RProgram) -> str:
     form, device = placed.form, placed.device
-    if form.kind != "tile" or form.reduction is None:
+    if not form.is_tile or form.reduction is None:
         return "there is no reduction to cut" if form.reduction is None else "rows are reduced more than once"
     estimate = direct.estimate
     blocks = direct.schedule.grid_blocks(form.sizes)
@@ -207,6 +207,8 @@ def priced(form: KernelForm, device: DeviceSpec, counts: Sequence[Slices]) -> li
     for slices in counts:
         if slices != pilot:
             problems = slices.problems(form)
+            if [_axes(problem) for problem in problems] != [_axes(summed), _axes(added)]:
+                continue  # A slice of one element has an axis less, which no schedule of the pilot fits.
             priced = _repriced(problems[0], device, pilots), _repriced(problems[1], device, adders)
             programs[slices] = _program(form, slices, problems, priced)
     best = min(programs, key=lambda slices: programs[slices].estimate.seconds)
@@ -215,6 +217,11 @@ def priced(form: KernelForm, device: DeviceSpec, counts: Sequence[Slices]) -> li
         first, second = (construct(problem, device, 1).programs[0] for problem in problems)
         programs[best] = _better(programs[best], _program(form, best, problems, (first, second)))
     return sorted(programs.values(), key=lambda program: program.estimate.seconds)
+
+
+def _axes(form: KernelForm) -> tuple[str, ...]:
+    """Axes of a kernel, by which its schedules are written."""
+    return tuple(axis.name for axis in form.expr.axes)
 
 
 @dataclass(frozen=True)

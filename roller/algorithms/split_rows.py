@@ -28,7 +28,6 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.stages import part_of
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
 #: The name of the algorithm.
@@ -50,10 +49,9 @@ class SlicedRows:
         reduced = [problem for stage in _reductions(form) for problem in self.slices.problems(stage)]
         return (*reduced, _pointwise(form))
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, SlicedRows]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, SlicedRows]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         *pairs, last = schedules
-        assert isinstance(last, TileSchedule)
         axis, pointwise = self.slices.axis, _pointwise(form)
         sizes = needed_sizes(form.sizes, [(pointwise, cut_sizes(pointwise, last))])
         count = length = 1
@@ -100,7 +98,7 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
 
 def _declined(placed: PlacedForm, direct: RProgram) -> str:
     form, device = placed.form, placed.device
-    if form.kind != "rows":
+    if not form.is_rows:
         return "no row is reduced more than once"
     if any(statement.reduction is None or statement.reduction.axes != form.columns for statement in form.reductions):
         return "its reductions do not run over one and the same axis"

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram, Considered
@@ -47,8 +48,7 @@ from sokoban.language.expression import (
 from sokoban.language.names import fresh_name
 from sokoban.model.gpu.patches import estimate_patches
 from sokoban.schedule.cutting import cut, cut_sizes, resize
-from sokoban.schedule.patches import PatchSchedule, Schedule
-from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.patches import PatchSchedule
 
 #: The name of the algorithm.
 NAME = "winograd"
@@ -139,11 +139,11 @@ class Tiles:
         layout = _Layout.of(form, convolution, self.size)
         return layout.filters(), layout.input(), layout.products(), layout.output()
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Tiles]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[Any]) -> tuple[KernelForm, Tiles]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         convolution = convolution_of(form)
         products, schedule = self.problems(form)[2], schedules[2]
-        assert convolution is not None and isinstance(schedule, TileSchedule)
+        assert convolution is not None
         wanted = cut_sizes(products, schedule)
         layout = _Layout.of(form, convolution, self.size)
         # Columns of tiles with the image's own last one, then as many rows and images as the products want patches.

@@ -25,12 +25,8 @@ from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders, form_on
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.patches import PatchTransform
 from sokoban.language.expression import TensorExpr
-from sokoban.model.compiled import compiled_estimate
-from sokoban.model.rational import worthwhile_blocks
-from sokoban.schedule.tile import TileSchedule
+from sokoban.model.compiled import compiled_estimate, worthwhile_blocks
 from sokoban.search.search import SearchResult, search
 
 #: Programs constructed beyond those asked for, built only where some of those fail or spill.
@@ -232,7 +228,7 @@ class _Job:
                 schedule=part.schedule,
                 entry=name,
                 target=Target.of(self.device),
-                worthwhile_blocks=_worthwhile_blocks(part, self.device) if is_near else (),
+                worthwhile_blocks=(worthwhile_blocks(part.problem, part.schedule, self.device) if is_near else ()),
             )
             for part, name in zip(program.parts, entries, strict=True)
         )
@@ -329,18 +325,6 @@ def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec)
         part.problem, part.schedule, device, registers=built.registers, spill_bytes=built.spill_bytes or 0
     )
     return (estimate or part.estimate).seconds
-
-
-def _worthwhile_blocks(part: ProgramPart, device: DeviceSpec) -> tuple[int, ...] | None:
-    """Numbers of resident blocks that RATIONAL expects something of; None where it does not count on registers."""
-    problem, schedule = part.problem, part.schedule
-    if isinstance(problem, PatchTransform):
-        return ()  # DRAM is all that it waits for
-    is_scalar = isinstance(schedule, TileSchedule) and schedule.instruction is Instruction.FMA
-    if not is_scalar or not isinstance(problem, KernelForm) or device.teu.lane != "thread":
-        return None
-    assert isinstance(schedule, TileSchedule)
-    return worthwhile_blocks(problem, device, schedule)
 
 
 def verify_operators(

@@ -97,7 +97,7 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
 def _wants_padding(placed: PlacedForm, seconds: float) -> bool:
     """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
     form = placed.form
-    if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
+    if not form.reduced or form.is_rows or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
         return False
     return seconds > FAR_FROM_BOUND * placed.least_seconds + placed.device.launch_overhead_seconds
 
@@ -279,7 +279,7 @@ class Proposals:
         placed, space, reuse = self.placed, self.space, self._reuse
         form, device = placed.form, placed.device
         flat = Flat(space, device, epsilon)
-        if form.kind == "rows":
+        if form.is_rows:
             yield from flat.rows()
             return
         if form.reduction is None:

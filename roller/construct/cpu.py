@@ -72,7 +72,7 @@ class CpuScaleUp:
     def candidates(self) -> Iterator[Candidate]:
         """All programs worth an estimate."""
         form = self.form
-        if form.kind == "rows":
+        if form.is_rows:
             yield from self._rows()
             return
         if form.reduction is None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 from codegen.verify.chain import ChainCheck
 from hal.spec.device import DeviceSpec
 from roller.construct.rtile import RTile
-from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
@@ -46,9 +45,8 @@ class ProgramPart:
 
     @property
     def schedule_json(self) -> dict[str, Any]:
-        """The schedule as files have it, with the slices of attention's keys."""
-        slices = {"slices": self.problem.slices} if isinstance(self.problem, AttentionKernel) else {}
-        return self.schedule.to_json() | slices
+        """The schedule as files have it, with the numbers of its problem that belong to it."""
+        return {**self.schedule.to_json(), **self.problem.schedule_numbers}
 
     @property
     def tiles(self) -> TileSchedule:

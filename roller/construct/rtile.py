@@ -119,16 +119,6 @@ class RTile:
         return RTile(self.space, (*self.shape[:axis], size, *self.shape[axis + 1 :]), self.storage_padding)
 
     @cached_property
-    def input_data_tiles(self) -> tuple[tuple[int, ...], ...]:
-        """GetInputDataTiles: shape of every input's data tile, in the order of ``space.input_names``."""
-        return tuple(data_tile(access, self.shape) for access in self.space.inputs)
-
-    @cached_property
-    def output_data_tile(self) -> tuple[int, ...]:
-        """GetOutputDataTiles: the spatial part of the shape."""
-        return self.shape[: self.space.spatial_count]
-
-    @cached_property
     def sizes(self) -> Mapping[str, int]:
         return dict(zip(self.space.axes, self.shape, strict=True))
 

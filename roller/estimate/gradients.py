@@ -56,7 +56,7 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     if attention is not None and not expr.epilogue:
         return _of_attention(attention)
     form = kernel_form(expr, fuse=False)
-    if form.kind == "rows":
+    if form.is_rows:
         return _of_rows(form)
     return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
 
@@ -268,9 +268,9 @@ def _gradient(form: KernelForm, label: str, text: str, sizes: dict[str, int]) ->
     """The text as an operator with the forward operator's shapes and types."""
     known = {tensor.name: tensor for tensor in form.expr.tensors}
     output = form.expr.output
-    result = form.reductions[0].axes if form.reductions and form.kind == "tile" else form.final.axes
+    result = form.reductions[0].axes if form.reductions and form.is_tile else form.final.axes
     shapes: dict[str, list[int]] = {}
-    if form.kind == "tile":
+    if form.is_tile:
         read = set(re.findall(r"(\w+)\[", text.partition("=")[2]))
         known[_incoming(form)] = replace(output, shape=tuple(form.sizes[axis] for axis in result))
         shapes = {name: list(known[name].shape) for name in read}

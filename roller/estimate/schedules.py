@@ -24,12 +24,10 @@ from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
-from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.attention import RowTiles
 from sokoban.schedule.attention_files import load_attention_schedules, load_gradient_schedules, load_pair_schedules
-from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.bulk_copies import form_problem
 from sokoban.schedule.files import ScheduleGroup, load_schedules
-from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
 
@@ -142,17 +140,24 @@ def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
     """
     if expr.operator_as(Attention) is not None:
         form = kernel_form(expr)
-        programs = [
-            flash.program_of(form, each.schedule, each.slices, device) for each in load_attention_schedules(path)
+        scored = [
+            _attention_score(flash.program_of(form, each.schedule, each.slices, device), each.schedule, device)
+            for each in load_attention_schedules(path)
         ]
     elif expr.operator_as(AttentionGradient) is not None:
         form = kernel_form(expr)
-        programs = [flash_gradient.program_of(form, schedule, device) for schedule in load_gradient_schedules(path)]
-    elif _sums(expr) > 1 and (form := operator_form(expr)).kind == "sequence":
-        programs = [pair.program_of(form, schedule, device) for schedule in load_pair_schedules(path)]
+        scored = [
+            _attention_score(flash_gradient.program_of(form, schedule, device), schedule, device)
+            for schedule in load_gradient_schedules(path)
+        ]
+    elif _sums(expr) > 1 and (form := operator_form(expr)).stages:
+        scored = [
+            _attention_score(pair.program_of(form, schedule, device), schedule, device)
+            for schedule in load_pair_schedules(path)
+        ]
     else:
         return score(load_schedules(path, expr), device)
-    return AttentionScores(device, [_attention_score(program, device) for program in programs])
+    return AttentionScores(device, scored)
 
 
 def _sums(expr: TensorExpr) -> int:
@@ -160,9 +165,8 @@ def _sums(expr: TensorExpr) -> int:
     return sum(statement.reduction is not None for statement in expr.statements)
 
 
-def _attention_score(program: ChainProgram, device: DeviceSpec) -> Scored:
-    schedule, estimate, dtype = program.parts[0].schedule, program.estimate, program.form.expr.inputs[0].dtype
-    assert isinstance(schedule, AttentionSchedule | GradientSchedule | PairSchedule)
+def _attention_score(program: ChainProgram, schedule: RowTiles, device: DeviceSpec) -> Scored:
+    estimate, dtype = program.estimate, program.form.expr.inputs[0].dtype
     if not flash.has_instruction(dtype, schedule.instruction, device):
         return Scored(estimate, f"{device.name} has no {schedule.instruction} for {dtype}")
     reason = None

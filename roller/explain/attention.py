@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.construct.program import Program, ProgramPart
 from roller.explain.pace import stage_bars
-from roller.programs import Programs
 from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import AttentionKernel, SliceSum, attention_flops
 from sokoban.kernel.instructions import Instruction
+from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import matrix_rates, registers_per_thread, walks
 from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, padded
 from sokoban.schedule.warp_groups import GROUP_ROWS
@@ -32,11 +31,8 @@ SCALAR_MEANINGS = {
 }
 
 
-def flash_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
+def attention_origin(kernel: AttentionKernel, schedule: AttentionSchedule) -> Iterator[str]:
     """How an attention program came about."""
-    yield f"How rank {rank} was constructed: {program.policy}"
-    kernel, schedule = program.parts[0].problem, program.parts[0].schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     attention, written = kernel.attention, _written_bytes(kernel)
     yield from wrapped(
         f"no logits pass through memory: written out they are {si_text(written, 'B')}, read and written "
@@ -69,10 +65,10 @@ def _written_bytes(kernel: AttentionKernel) -> float:
     return float(attention.b * attention.heads * attention.queries * attention.key_count * element)
 
 
-def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+def attention_lines(
+    kernel: AttentionKernel, schedule: AttentionSchedule, estimate: Estimate, device: DeviceSpec
+) -> Iterator[str]:
     """An attention kernel: its launch, what a step does and holds, its stages."""
-    estimate, schedule = part.estimate, part.schedule
-    assert isinstance(schedule, AttentionSchedule)
     attention, walk = kernel.attention, walks(kernel, schedule)
     fragments, by_groups = schedule.rows // schedule.warps, schedule.instruction.is_by_groups
     yield (
@@ -118,10 +114,8 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     yield from wrapped(f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}: {why}")
 
 
-def slice_lines(kernel: SliceSum, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+def slice_lines(kernel: SliceSum, schedule: SliceSumSchedule, estimate: Estimate, device: DeviceSpec) -> Iterator[str]:
     """The kernel that brings slices together: its launch and its stages."""
-    estimate, schedule = part.estimate, part.schedule
-    assert isinstance(schedule, SliceSumSchedule)
     yield f"  {count_text(schedule.blocks(kernel), 'block')} of {schedule.threads // 32} warps, a row each"
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
     yield from stage_bars(estimate, MEANINGS)

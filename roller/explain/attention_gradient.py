@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.construct.program import Program, ProgramPart
 from roller.explain.pace import stage_bars
-from roller.programs import Programs
 from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import seen_pairs
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, gradient_flops
 from sokoban.kernel.instructions import Instruction
+from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention_gradient import gradient_registers, gradient_walks
 from sokoban.schedule.attention import LANES
 from sokoban.schedule.attention_gradient import GradientSchedule
@@ -28,16 +27,8 @@ MEANINGS = {
 }
 
 
-def _of(part: ProgramPart) -> tuple[AttentionGradientKernel, GradientSchedule]:
-    kernel, schedule = part.problem, part.schedule
-    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
-    return kernel, schedule
-
-
-def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
+def gradient_origin(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> Iterator[str]:
     """How a program of a gradient came about."""
-    yield f"How rank {rank} was constructed: {program.policy}"
-    kernel, schedule = _of(program.parts[0])
     attention = kernel.attention
     own, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
     pairs = attention.b * attention.heads * attention.queries * attention.key_count
@@ -65,9 +56,10 @@ def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[s
         yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that nobody sees are not walked")
 
 
-def gradient_lines(kernel: AttentionGradientKernel, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+def gradient_lines(
+    kernel: AttentionGradientKernel, schedule: GradientSchedule, estimate: Estimate, device: DeviceSpec
+) -> Iterator[str]:
     """The kernel of a gradient: its launch, what a step does and holds, its stages."""
-    (_, schedule), estimate = _of(part), part.estimate
     walk, warp_rows = gradient_walks(kernel, schedule), schedule.rows // schedule.warps
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import Considered
-from roller.construct.program import Program, ProgramPart
-from roller.explain.attention import flash_page
-from roller.explain.attention_gradient import gradient_page
-from roller.explain.pace import stage_bars
-from roller.explain.pair import pair_page
+from roller.construct.program import Program
+from roller.explain.kinds import KINDS
 from roller.programs import Programs
-from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
-from sokoban.kernel.form import KernelForm
-from sokoban.kernel.patches import PatchTransform
-from sokoban.kernel.problem import Problem
-from sokoban.language.expression import statement_text
-from sokoban.schedule.patches import PatchSchedule
+from roller.text.quantities import clipped, si_text, time_text, wrapped
 
 _MEANING = {
     "winograd": "transforms before and after save multiplications; what they make passes through memory",
@@ -28,19 +19,14 @@ _MEANING = {
     "split-rows": "other blocks reduce other slices of a row, so that no unit idles; rows are read for every reduction",
 }
 
-#: Pages of what is no chain in this sense, by the kind of its form or by its algorithm.
-_PAGES: Mapping[str, Callable[[Programs, Program, int], Iterator[str]]] = {
-    "attention": flash_page,
-    "attention_gradient": gradient_page,
-    "fused pair": pair_page,
-}
-
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
-    page = _PAGES.get(program.form.kind, _PAGES.get(program.algorithm))
-    if page is not None:
-        yield from page(programs, program, rank)
+    first = program.parts[0]
+    kind = KINDS.get(type(first.problem))
+    if kind is not None and kind.origin is not None:
+        yield f"How rank {rank} was constructed: {program.policy}"
+        yield from kind.origin(first.problem, first.schedule)
         return
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])
@@ -84,29 +70,3 @@ def _verdict(programs: Programs, seconds: float) -> str:
     direct = programs.direct[0].estimate.seconds
     faster = f"{direct / seconds:.2f} times as fast" if seconds < direct else f"{seconds / direct:.2f} times as long"
     return f"in all {time_text(seconds)}, {faster} as the best single kernel's {time_text(direct)}"
-
-
-def patch_lines(transform: PatchTransform, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
-    """A patch transform: its threads, what they hold and do, its stages."""
-    estimate, schedule = part.estimate, part.schedule
-    assert isinstance(schedule, PatchSchedule)
-    yield (
-        f"  {count_text(schedule.blocks(transform), 'block')} of {count_text(schedule.threads, 'thread')}, "
-        f"{estimate.blocks_per_unit} at a time on a unit; a thread holds {transform.patch}x{transform.patch} numbers, "
-        f"about {estimate.registers} registers"
-    )
-    width = transform.store_width
-    stores = f"in pieces of {width}" if width > 1 else "one by one"
-    yield (
-        f"  it makes {transform.transformed}x{transform.transformed} of them by {transform.multiply_adds} "
-        f"multiply-adds and stores those {stores}"
-    )
-    yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
-    yield from stage_bars(estimate)
-
-
-def problem_text(problem: Problem) -> str:
-    """What a kernel of a chain computes, as the expression language writes it."""
-    if not isinstance(problem, KernelForm):
-        return problem.statement_text()
-    return "; ".join(statement_text(statement) for statement in problem.source.statements)

@@ -18,13 +18,11 @@ from roller.construct.rtile import TileSpace
 from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
 from roller.construct.warp_tiles import WARP_TILES_POLICY
-from roller.explain.attention import attention_lines, slice_lines
-from roller.explain.attention_gradient import gradient_lines
-from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
+from roller.explain.chains import chain_page, considered_lines
 from roller.explain.cpu_pace import cpu_reasons
 from roller.explain.cpu_page import cpu_program, cpu_story
+from roller.explain.kinds import KINDS
 from roller.explain.pace import prediction, reasons, residency, rivals, stage_times
-from roller.explain.pair import pair_lines
 from roller.programs import SEARCH_POLICY, Programs
 from roller.text.quantities import (
     clipped,
@@ -38,11 +36,7 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from sokoban.kernel.attention import AttentionKernel, SliceSum
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.pair import ProductPair
-from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
 from sokoban.schedule.raster import raster_axes
@@ -115,22 +109,12 @@ def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
         yield from considered_lines(programs)
 
 
-#: Kind of a kernel that no schedule of tiles computes -> what is said of it.
-_LINES: Mapping[type, Callable[..., Iterator[str]]] = {
-    PatchTransform: patch_lines,
-    AttentionKernel: attention_lines,
-    AttentionGradientKernel: gradient_lines,
-    ProductPair: pair_lines,
-    SliceSum: slice_lines,
-}
-
-
 def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
     """One kernel of a chain: what it computes, its program, its times."""
-    yield from wrapped(problem_text(part.problem))
-    lines = _LINES.get(type(part.problem))
-    if lines is not None:
-        yield from lines(part.problem, part, device)
+    yield from wrapped(part.problem.statement_text())
+    kind = KINDS.get(type(part.problem))
+    if kind is not None:
+        yield from kind.lines(part.problem, part.schedule, part.estimate, device)
         return
     program = part.program
     placed, page = PlacedForm(program.form, device), _PAGES[device.teu.lane]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.construct.program import Program, ProgramPart
 from roller.explain.pace import stage_bars
-from roller.programs import Programs
 from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
+from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.pair import element_instructions, pair_registers, pair_walk
 from sokoban.schedule.attention import LANES, padded
 from sokoban.schedule.pair import PairSchedule
@@ -27,16 +26,8 @@ MEANINGS = {
 }
 
 
-def _of(part: ProgramPart) -> tuple[ProductPair, PairSchedule]:
-    kernel, schedule = part.problem, part.schedule
-    assert isinstance(kernel, ProductPair) and isinstance(schedule, PairSchedule)
-    return kernel, schedule
-
-
-def pair_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
+def pair_origin(kernel: ProductPair, schedule: PairSchedule) -> Iterator[str]:
     """How a program of a pair of products came about."""
-    yield f"How rank {rank} was constructed: {program.policy}"
-    kernel, schedule = _of(program.parts[0])
     yield from wrapped(
         f"what lies between the products, {si_text(float(kernel.middle_bytes), 'B')} that a sequence of kernels writes "
         "and reads, passes through registers alone"
@@ -49,9 +40,8 @@ def pair_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     )
 
 
-def pair_lines(kernel: ProductPair, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+def pair_lines(kernel: ProductPair, schedule: PairSchedule, estimate: Estimate, device: DeviceSpec) -> Iterator[str]:
     """The kernel of a pair of products: its launch, what a step does and holds, its stages."""
-    (_, schedule), estimate = _of(part), part.estimate
     walk, warp_rows = pair_walk(kernel, schedule), schedule.rows // schedule.warps
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "

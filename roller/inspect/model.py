@@ -96,7 +96,7 @@ def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot
     )
     if _is_matrix(taken) and not schedule.instruction.is_mma:
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
-    if form.kind != "tile" or form.reduction is None:
+    if not form.is_tile or form.reduction is None:
         return ModelView(None, None, "RATIONAL assumes a density for reductions of tiles alone", banks)
     counted = _counted(taken, hot)
     if counted is None:

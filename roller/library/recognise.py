@@ -51,7 +51,7 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
     except InputError:
         # More than one of our kernels, but arithmetic and tensors are known all the same.
         return [_roofline_of_statements(expr)]
-    if form.kind == "rows":
+    if form.is_rows:
         return [_rows(form)]
     if form.reduction is None:
         return _pointwise(form, form.final.value)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sokoban.kernel.block_range import BlockRange
+from sokoban.kernel.kernel import Kernel
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention import Attention, AttentionSizes
 
@@ -48,6 +50,20 @@ class GroupedHeads:
         return self.attention.key_count - self.attention.queries
 
     @property
+    def is_of_keys(self) -> bool:
+        """Whether blocks have keys for their own and walk queries."""
+        return False
+
+    @property
+    def block_range(self) -> BlockRange:
+        """What blocks walk."""
+        attention = self.attention
+        return BlockRange(
+            is_of_keys=self.is_of_keys, queries=attention.queries, keys=attention.key_count, group=self.group,
+            is_causal=attention.causal, window=attention.window_size,
+        )  # fmt: skip
+
+    @property
     def scale(self) -> float:
         """What products are multiplied by."""
         return self.attention.factor
@@ -61,7 +77,7 @@ class GroupedHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionKernel(GroupedHeads):
+class AttentionKernel(GroupedHeads, Kernel):
     """``softmax(Q K^T scale) V``, or its parts over ``slices`` slices of the keys.
 
     Attributes:
@@ -86,6 +102,11 @@ class AttentionKernel(GroupedHeads):
         return self.query_rows
 
     @property
+    def schedule_numbers(self) -> Mapping[str, int]:
+        """The slices of the keys."""
+        return {"slices": self.slices}
+
+    @property
     def sizes(self) -> Mapping[str, int]:
         """Elements along every axis."""
         attention = self.attention
@@ -102,7 +123,7 @@ class AttentionKernel(GroupedHeads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SliceSum:
+class SliceSum(Kernel):
     """The result of attention from what the slices of its keys made.
 
     Attributes:

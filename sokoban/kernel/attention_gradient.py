@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sokoban.kernel.attention import GroupedHeads, seen_pairs
+from sokoban.kernel.kernel import Kernel
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention_gradient import AttentionGradient
 
@@ -20,7 +21,7 @@ GRADIENT_INPUTS = ("Q", "K", "L", "dY", "V", "D")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionGradientKernel(GroupedHeads):
+class AttentionGradientKernel(GroupedHeads, Kernel):
     """The gradient of attention after its queries, or after its keys and values.
 
     Attributes:

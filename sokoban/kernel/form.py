@@ -22,13 +22,14 @@ kinds:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.attention_gradient import gradient_flops
+from sokoban.kernel.kernel import Kernel
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.rows import as_rows
@@ -52,6 +53,7 @@ from sokoban.language.expression import (
     Value,
     loads,
     rewrite,
+    statement_text,
     walk,
 )
 from sokoban.language.named.attention import Attention
@@ -61,7 +63,7 @@ from sokoban.language.named.expressions import in_program
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelForm:
+class KernelForm(Kernel):
     """An operator in canonical form.
 
     Attributes:
@@ -83,6 +85,36 @@ class KernelForm:
     fused: tuple[tuple[str, tuple[str, ...]], ...]
     stages: tuple[KernelForm, ...] = ()
 
+    #: A compiler writes its text, which has no narrow floats in OpenCL C.
+    KEEPS_NARROW_FLOATS = False
+
+    @property
+    def name(self) -> str:
+        """Name of the operator."""
+        return self.expr.name
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that it reads."""
+        return self.expr.inputs
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it writes."""
+        return self.expr.output
+
+    def widened(self) -> KernelForm:
+        """The operator with narrower floats in float32."""
+        tensors = tuple(
+            replace(tensor, dtype="float32") if tensor.dtype in ("float16", "bfloat16", *FLOAT8_DTYPES) else tensor
+            for tensor in self.expr.tensors
+        )
+        return replace(self, expr=replace(self.expr, tensors=tensors))
+
+    def statement_text(self) -> str:
+        """What the kernel computes, as the expression language writes it."""
+        return "; ".join(statement_text(statement) for statement in self.source.statements)
+
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Elements of every axis."""
@@ -96,7 +128,7 @@ class KernelForm:
     @cached_property
     def spatial(self) -> tuple[str, ...]:
         """Axes over which blocks and threads are laid out: the output's, in a ``rows`` kernel those of a row."""
-        return self.reductions[0].axes if self.kind == "rows" else self.final.axes
+        return self.reductions[0].axes if self.is_rows else self.final.axes
 
     @cached_property
     def walked(self) -> tuple[str, ...]:
@@ -157,7 +189,7 @@ class KernelForm:
     def is_rows_of_products(self) -> bool:
         """Whether it is a ``rows`` kernel that reads its operands again in other rows: none of those of one reduction
         lies along all axes of a row, as in two products side by side. Nothing keeps them close to the units."""
-        if self.kind != "rows":
+        if not self.is_rows:
             return False
         walked, inputs = set(self.walked), {tensor.name for tensor in self.expr.inputs}
         for statement in self.reductions:
@@ -207,20 +239,31 @@ class KernelForm:
         assert gradient is not None
         return gradient
 
-    @property
+    @cached_property
+    def is_tile(self) -> bool:
+        """Whether it has at most one reduction, over the output's own axes."""
+        return self.kind == "tile"
+
+    @cached_property
+    def is_rows(self) -> bool:
+        """Whether it has several reductions over the columns of each row."""
+        return self.kind == "rows"
+
+    @cached_property
     def is_composed(self) -> bool:
         """Whether no schedule of tiles computes it whole: attention, its gradients, a sequence of kernels."""
-        return self.kind in ("attention", "attention_gradient", "sequence")
+        return self.kind in _COMPOSED_FLOPS
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is attention or a gradient of it, which have kernels of their own."""
+        return self.is_composed and not self.stages
 
     @cached_property
     def flops(self) -> float:
         """Arithmetic operations of the whole operator: a multiply-add counts two, the softmax of attention none."""
-        if self.kind == "attention":
-            return attention_flops(self.attention)
-        if self.kind == "attention_gradient":
-            return gradient_flops(self.attention_gradient)
-        if self.kind == "sequence":
-            return sum(stage.flops for stage in self.stages)
+        if self.is_composed:
+            return _COMPOSED_FLOPS[self.kind](self)
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
         for statement in self.reductions:
@@ -232,7 +275,7 @@ class KernelForm:
     @cached_property
     def roles(self) -> MatrixRoles | None:
         """The roles of the axes where the operator is a product of matrices; None where it is none."""
-        return product_roles(self.expr, self.final.axes, self.reduction) if self.kind == "tile" else None
+        return product_roles(self.expr, self.final.axes, self.reduction) if self.is_tile else None
 
     @cached_property
     def input_dtype(self) -> str:
@@ -251,6 +294,14 @@ class KernelForm:
     def compulsory_bytes(self) -> int:
         """Bytes of all inputs and the output, each once."""
         return sum(tensor.size_bytes for tensor in (*self.expr.inputs, self.expr.output))
+
+
+#: Kind of an operator that no schedule of tiles computes whole -> its arithmetic operations.
+_COMPOSED_FLOPS: Mapping[str, Callable[[KernelForm], float]] = {
+    "attention": lambda form: attention_flops(form.attention),
+    "attention_gradient": lambda form: gradient_flops(form.attention_gradient),
+    "sequence": lambda form: sum(stage.flops for stage in form.stages),
+}
 
 
 def operation_count(value: Value) -> int:

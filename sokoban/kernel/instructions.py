@@ -108,7 +108,7 @@ FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
 
 
 #: The same where what they make is rounded to 16 bits (:func:`makes_16_bits`) and functions near enough for that are
-#: called in their place (``near_erf`` and its kin of :mod:`codegen.gpu.attention.functions`); counted in the SASS for
+#: called in their place (``near_erf`` and its kin of :mod:`codegen.gpu.walks.functions`); counted in the SASS for
 #: sm_80 and sm_90. Kernels with matrix instructions call them.
 NEAR_INSTRUCTIONS: Mapping[str, float] = {
     **FUNCTION_INSTRUCTIONS, "erf": 12.0, "gelu": 15.0, "sigmoid": 4.0, "silu": 5.0, "tanh": 6.0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hal.support.errors import InputError
+from sokoban.kernel.kernel import Kernel
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.statements import (
     distinct_reduced_axes,
@@ -37,7 +38,7 @@ PAIR_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductPair:
+class ProductPair(Kernel):
     """``Y[.., m, p] = final(sum(n, inner(sum(k, X[.., m, k] * A[.., k, n])) * B[.., n, p]))``.
 
     Attributes:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sokoban.kernel.kernel import Kernel
 from sokoban.language.expression import AffineIndex, Axis, Load, Tensor, Value, loads, value_text
 
 #: Axes of a patch; no operator can name its axes so.
@@ -23,7 +24,7 @@ RESULT = ":result"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchTransform:
+class PatchTransform(Kernel):
     """``output[target] = value(M D Mᵀ)`` for every point of ``axes``.
 
     Attributes:

@@ -174,7 +174,7 @@ class PlacedForm:
     @cached_property
     def rate(self) -> Rate:
         """FLOP/s by the fastest instructions that can compute the operator."""
-        if self.form.kind == "sequence":
+        if self.form.stages:
             most = max(self.form.stages, key=lambda stage: stage.flops)
             return PlacedForm(most, self.device).rate
         if self.form.is_composed:

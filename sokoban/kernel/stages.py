@@ -137,15 +137,20 @@ def part_of(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
 
 
 def _stored(expr: TensorExpr, tensor: Tensor) -> Tensor:
-    """A tensor that one kernel writes and another reads, or the operator's result."""
+    """A tensor that one kernel writes and another reads, or the operator's result.
+
+    Factors of the next product are stored as matrix instructions take them, in the 16 bits of the result; who asks for
+    sums in float64 gets them.
+    """
     dtype = expr.output.dtype
-    if tensor.name == expr.output.name or DTYPE_BYTES[dtype] >= DTYPE_BYTES[tensor.dtype]:
+    if tensor.name == expr.output.name or tensor.dtype != "float32" or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
         return tensor
     readers = [each for each in expr.statements if any(load.tensor == tensor.name for load in loads(each.value))]
     return replace(tensor, dtype=dtype) if all(map(_is_product, readers)) else tensor
 
 
 def _is_product(statement: Statement) -> bool:
-    """Whether a statement sums products of elements."""
-    factors = None if statement.reduction is None else product_factors(statement.reduction.body)
+    """True if a statement sums products of elements: their roundings even out, a largest or smallest has its own."""
+    reduction = statement.reduction
+    factors = product_factors(reduction.body) if reduction is not None and reduction.function == "sum" else None
     return factors is not None and len(factors) > 1

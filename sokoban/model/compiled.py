@@ -1,22 +1,25 @@
-"""Kernels of any kind priced again, now that the device compiler has said what they take."""
+"""Kernels of any kind as a compiler made them: priced again by their registers, and which registers are worth more
+work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hal.spec.device import DeviceSpec
-from sokoban.kernel.attention import AttentionKernel
+from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
+from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import estimate_attention
 from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.model.gpu.pair import estimate_pair
-from sokoban.model.rational import estimate_compiled
+from sokoban.model.rational import estimate_compiled, faster_blocks
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
@@ -29,16 +32,42 @@ def _tiles(
     return estimate_compiled(form, device, schedule, registers=registers, spill_bytes=spilled)
 
 
+def _tile_blocks(form: KernelForm, schedule: TileSchedule, device: DeviceSpec) -> tuple[int, ...] | None:
+    if schedule.instruction is not Instruction.FMA or device.teu.lane != "thread":
+        return None
+    return faster_blocks(form, device, schedule)
+
+
 def _by_registers(estimate: Callable[[Any, Any, DeviceSpec, int], Estimate]) -> Callable[..., Estimate]:
     return lambda problem, schedule, device, registers, spilled: estimate(problem, schedule, device, registers)
 
 
-#: Kind of kernel -> its price by registers and spilled bytes of a thread; kinds that are missing depend on neither.
-_ESTIMATES: Mapping[type, Callable[..., Estimate | None]] = {
-    KernelForm: _tiles,
-    AttentionKernel: _by_registers(estimate_attention),
-    AttentionGradientKernel: _by_registers(estimate_gradient),
-    ProductPair: _by_registers(estimate_pair),
+def _unknown(problem: Problem, schedule: Schedule, device: DeviceSpec) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class CompiledKind:
+    """What registers mean for a kind of kernel.
+
+    Attributes:
+        estimate: its price by registers and spilled bytes of a thread; None where it depends on neither.
+        blocks: numbers of resident blocks that make it faster, None for any.
+    """
+
+    estimate: Callable[..., Estimate | None] | None
+    blocks: Callable[..., tuple[int, ...] | None] = _unknown
+
+
+#: Kind of kernel -> what registers mean for it.
+KINDS: Mapping[type, CompiledKind] = {
+    KernelForm: CompiledKind(_tiles, _tile_blocks),
+    # DRAM is all that it waits for.
+    PatchTransform: CompiledKind(None, lambda problem, schedule, device: ()),
+    AttentionKernel: CompiledKind(_by_registers(estimate_attention)),
+    SliceSum: CompiledKind(None),
+    AttentionGradientKernel: CompiledKind(_by_registers(estimate_gradient)),
+    ProductPair: CompiledKind(_by_registers(estimate_pair)),
 }
 
 
@@ -51,7 +80,12 @@ def compiled_estimate(
         registers: of a thread; None where the compiler reported none.
         spill_bytes: of a thread, stores and loads.
     """
-    estimate = _ESTIMATES.get(type(problem))
+    estimate = KINDS[type(problem)].estimate
     return (
         None if estimate is None or registers is None else estimate(problem, schedule, device, registers, spill_bytes)
     )
+
+
+def worthwhile_blocks(problem: Problem, schedule: Schedule, device: DeviceSpec) -> tuple[int, ...] | None:
+    """Numbers of resident blocks that RATIONAL expects something of; None where it does not count on registers."""
+    return KINDS[type(problem)].blocks(problem, schedule, device)

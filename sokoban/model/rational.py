@@ -65,7 +65,7 @@ def estimate_compiled(
 MOST_BLOCKS = 16
 
 
-def worthwhile_blocks(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> tuple[int, ...]:
+def faster_blocks(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> tuple[int, ...]:
     """Numbers of resident blocks that make a kernel of multiply-adds faster than one block fewer would, were registers
     all that decides how many there are. Whether a compiler finds fewer registers costs a compilation.
 
@@ -75,7 +75,7 @@ def worthwhile_blocks(form: KernelForm, device: DeviceSpec, schedule: TileSchedu
     >>> product = kernel_form(operator_from_data({"op": "matmul", "m": 1024, "n": 1024, "k": 1024}))
     >>> tile = TileSchedule(
     ...     block=(("m", 64), ("n", 64)), thread=(("m", 4), ("n", 4)), step=(("k", 16),), cached=("A", "B"))
-    >>> worthwhile_blocks(product, load_device("v100"), tile)  # 256 blocks on 80 units: four at a time are all
+    >>> faster_blocks(product, load_device("v100"), tile)  # 256 blocks on 80 units: four at a time are all
     (2, 3, 4)
     """
     limits, warps = device.limits, -(-schedule.threads_per_block // device.warp_lanes)

@@ -11,6 +11,7 @@ from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
+from sokoban.schedule.schedule import KernelSchedule
 from sokoban.schedule.tile import COPYING_THREADS
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
@@ -33,7 +34,7 @@ MOST_STAGES = max(GROUP_STAGES)
 BARRIERS_BYTES = 32
 
 
-class RowTiles:
+class RowTiles(KernelSchedule):
     """What schedules of attention, its gradients and pairs of products have in common: blocks of rows, which lanes
     share.
 
@@ -41,6 +42,7 @@ class RowTiles:
         rows: of a block.
         warps: of a block; each has as many rows as any other.
         lanes: threads that share a row.
+        instruction: what multiplies.
     """
 
     #: Name of what a step walks, as tables and manifests have it.
@@ -49,6 +51,7 @@ class RowTiles:
     rows: int
     warps: int
     lanes: int
+    instruction: Instruction
 
     @property
     def walked(self) -> int:
@@ -143,23 +146,15 @@ class AttentionSchedule(RowTiles):
 
 
 @dataclass(frozen=True)
-class SliceSumSchedule:
+class SliceSumSchedule(KernelSchedule):
     """How slices are brought together: a warp per row, ``threads / 32`` of them in a block."""
 
     threads: int
-
-    def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
-        """None at any layer: a warp streams a row."""
-        return {}
 
     @property
     def cells(self) -> tuple[str, str, str]:
         """Rows of a block and of a warp, for tables."""
         return f"row={self.threads // LANES}", "row=1 of a warp", ""
-
-    def scalar_twin(self, problem: Any) -> SliceSumSchedule:
-        """The schedule itself: nothing is multiplied by matrix instructions."""
-        return self
 
     def blocks(self, kernel: SliceSum) -> int:
         """Blocks of the launch."""

@@ -291,7 +291,7 @@ def pair_schema() -> dict[str, Any]:
 
 def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict[str, Any]:
     texts = _COMMON_KEYS | _KEYS[kind]
-    most = {"warps": 32, "stages": MOST_STAGES if kind == "attention" else 2, "lanes": LANES, "shares": 2}
+    most = {"warps": 32, "stages": {"attention": MOST_STAGES}.get(kind, 2), "lanes": LANES, "shares": 2}
     kinds: dict[str, dict[str, Any]] = {
         name: {"type": "integer", "minimum": 1, "maximum": most.get(name, MAX_COUNT)} for name in texts
     }

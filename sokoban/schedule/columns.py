@@ -332,7 +332,7 @@ class ScheduleReader:
     def _check_kept_columns(self, kept_columns: Ints) -> None:
         """Rows that several statements read have something to keep."""
         self._complain(
-            (kept_columns > 0) & (self.form.kind != "rows"),
+            (kept_columns > 0) & (not self.form.is_rows),
             lambda i: InputError("kept_columns", "one statement reads every row, so that none is kept", "leave it out"),
         )
 

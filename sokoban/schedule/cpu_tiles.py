@@ -45,7 +45,7 @@ READ_AHEAD_LINES = 2048
 def lane_axis(form: KernelForm) -> str | None:
     """The row axis that lanes lie along; None where they lie along the columns, and for kernels without rows."""
     last = form.final.axes[-1] if form.final.axes else None
-    return last if form.kind == "rows" and last in form.spatial else None
+    return last if form.is_rows and last in form.spatial else None
 
 
 def vector_axis(axes: Sequence[str], tile: Mapping[str, int], lanes: int) -> str:
@@ -256,7 +256,7 @@ class CpuTiles:
 def by_vector_axis(table: ScheduleTable, placed: PlacedForm) -> list[tuple[Ints, CpuTiles]]:
     """The schedules of a table by their vector axis: their positions in the table, and their tiles."""
     form, lanes = placed.form, placed.vector_lanes
-    axes = form.final.axes if form.kind == "tile" else form.spatial
+    axes = form.final.axes if form.is_tile else form.spatial
     if len(axes) == 0:
         return [(np.arange(table.count), CpuTiles(table, "", lanes))]
     chosen = np.full(table.count, len(axes) - 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import Axis, Tensor, TensorExpr, loads
+from sokoban.language.expression import Axis, Load, Tensor, TensorExpr, loads
+from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.tile import TileSchedule
 
 #: Rows whose largest or smallest element is looked for: one of so many notices when part of a row is left out.
@@ -31,7 +33,7 @@ def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict
     together is not missed by chance where there are many rows.
     """
     tiles = {**schedule.block_of, **schedule.step_of}
-    if form.kind == "rows" or schedule.reduce_threads:
+    if form.is_rows or schedule.reduce_threads:
         # Columns are dealt to the threads in vectors.
         dealt = vector * max([count for _, count in schedule.reduce_threads] or [1])
         tiles |= dict.fromkeys((*form.columns, *form.reduced), dealt)
@@ -72,9 +74,11 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     # that of loads over the new ones that have no pad.
     reach: dict[str, list[tuple[int, int]]] = {}
     inside: dict[str, list[int]] = {}
+    reads: dict[str, list[Load]] = {}
     for statement in expr.statements:
         for load in loads(statement.value):
             ends = [(index.bounds(expr.sizes)[1], index.bounds(sizes)[1]) for index in load.indices]
+            reads.setdefault(load.tensor, []).append(load)
             known = reach.setdefault(load.tensor, ends)
             reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)]
             if load.pad is None:
@@ -91,6 +95,10 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
                 max(last + 1, extent + end - before)
                 for extent, (before, end), last in zip(tensor.shape, ends, lasts, strict=True)
             )
+            if len(set(reads[tensor.name])) > 1:
+                # Another load may have made rows longer than an operand's: copies of 16 bytes may still begin there.
+                piece = math.gcd(tensor.shape[-1], VECTOR_BYTES // tensor.element_bytes)
+                shape = (*shape[:-1], -(-shape[-1] // piece) * piece)
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
     return replace(form, expr=expr.rewritten(axes=axes, tensors=tuple(tensors)))

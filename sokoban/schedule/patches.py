@@ -5,32 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.patches import PatchTransform
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.pair import PairSchedule
+from sokoban.schedule.schedule import KernelSchedule
 from sokoban.schedule.tile import TileSchedule
 
 
 @dataclass(frozen=True)
-class PatchSchedule:
+class PatchSchedule(KernelSchedule):
     """How a patch transform runs: blocks of ``threads`` threads, each with a patch of its own."""
 
     threads: int
-
-    def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
-        """None at any layer: a thread has a patch."""
-        return {}
 
     @property
     def cells(self) -> tuple[str, str, str]:
         """Patches of a block and of a thread, for tables."""
         return f"{self.threads} patches", "a patch", ""
-
-    def scalar_twin(self, problem: Any) -> PatchSchedule:
-        """The schedule itself: nothing is multiplied by matrix instructions."""
-        return self
 
     def blocks(self, transform: PatchTransform) -> int:
         """Blocks of the launch: the transform's patches divided by ``threads``, rounded up."""

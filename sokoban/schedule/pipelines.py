@@ -34,7 +34,7 @@ SHORTEST_STEP = 4
 
 def stages_operands(form: KernelForm) -> bool:
     """Whether the operands of an operator are read so often that schedules may stage all of them."""
-    return form.kind == "tile" and form.reduction is not None and all([load.indices for load in form.body_loads])
+    return form.is_tile and form.reduction is not None and all([load.indices for load in form.body_loads])
 
 
 def fully_staged(table: ScheduleTable) -> Bools:

@@ -60,7 +60,7 @@ def one(values: object) -> float:
 
 def shares_rows(table: ScheduleTable) -> Bools:
     """Schedules whose threads share the columns of a row."""
-    return np.full(table.count, True) if table.form.kind == "rows" else table.reduce_threads > 1
+    return np.full(table.count, True) if table.form.is_rows else table.reduce_threads > 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

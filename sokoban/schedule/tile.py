@@ -16,6 +16,7 @@ from typing import Any
 from hal.spec.device import DeviceSpec
 from hal.support.records import quick
 from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.schedule import KernelSchedule
 
 Sizes = tuple[tuple[str, int], ...]
 
@@ -34,7 +35,7 @@ def sizes(mapping: Mapping[str, int]) -> Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileSchedule:
+class TileSchedule(KernelSchedule):
     """One candidate program of an operator.
 
     >>> schedule = TileSchedule(block=sizes({"m": 128, "n": 64}), thread=sizes({"m": 8, "n": 4}), step=sizes({"k": 16}))
@@ -169,6 +170,17 @@ class TileSchedule:
         parts = (self.block, tuple(self.register_tile.items()), self.step)
         block, thread, step = (" ".join(f"{axis}={size}" for axis, size in part) for part in parts)
         return block, thread, step
+
+    def misfit(self, problem: Any) -> str | None:
+        """Why no lowering makes a kernel of multiply-adds of it; None where one may."""
+        if self.uses_matrix:
+            return None
+        if problem.needs_matrix:
+            return "eight-bit floats are multiplied by matrix instructions alone"
+        for axis, block in self.block:
+            if block % self.register_tile[axis]:
+                return f"{self.register_tile[axis]} elements of {axis} per thread do not divide a block of {block}"
+        return None
 
     def scalar_twin(self, problem: Any) -> TileSchedule:
         """The schedule with multiply-adds in place of matrix instructions: same block, steps, staging and padding.

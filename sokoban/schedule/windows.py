@@ -47,7 +47,7 @@ def has_windows(form: KernelForm) -> bool:
 
 def reads_patches(form: KernelForm, schedule: TileSchedule) -> bool:
     """Whether a schedule asks for windows in registers: nothing staged, all of a thread's work unrolled."""
-    if form.kind != "tile" or form.reduction is None or schedule.uses_matrix:
+    if not form.is_tile or form.reduction is None or schedule.uses_matrix:
         return False
     if schedule.cached or schedule.reduce_threads or schedule.stages > 1 or not has_windows(form):
         return False
@@ -62,7 +62,7 @@ def reads_patches(form: KernelForm, schedule: TileSchedule) -> bool:
 def with_patches(table: ScheduleTable) -> ScheduleTable:
     """The schedules with all of a thread's work unrolled where that lets it read windows from registers."""
     form = table.form
-    if form.kind != "tile" or form.reduction is None or not has_windows(form):
+    if not form.is_tile or form.reduction is None or not has_windows(form):
         return table
     staged = np.logical_or.reduce([table.cached[load.tensor] for load in form.body_loads])
     works_alone = ~staged & ~table.warp_tile & (table.reduce_threads == 1) & (table.step_count == 1)

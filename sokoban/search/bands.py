@@ -76,7 +76,7 @@ def bands(table: ScheduleTable, estimates: EstimateTable, placed: PlacedForm) ->
 def _has_bands(placed: PlacedForm) -> bool:
     """Whether launch order may save traffic: blocks share operands that L2 does not hold anyway."""
     form, device = placed.form, placed.device
-    if device.shared.is_cache or device.l2 is None or form.reduction is None or form.kind != "tile":
+    if device.shared.is_cache or device.l2 is None or form.reduction is None or not form.is_tile:
         return False
     most_kept_bytes = device.l2.capacity_bytes / 2
     return any([form.expr.tensor_by_name[load.tensor].size_bytes > most_kept_bytes for load in form.body_loads])

@@ -129,7 +129,7 @@ def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
 
     cached = tuple(name for name, staged in table.cached.items() if staged[row])
     shared = int(table.reduce_threads[row])
-    is_rows = shared > 1 or form.kind == "rows"
+    is_rows = shared > 1 or form.is_rows
     return TileSchedule(
         block=sizes(table.block),
         thread=sizes(table.thread),

@@ -142,7 +142,7 @@ def _tables(placed: PlacedForm) -> Iterator[tuple[ScheduleTable, int]]:
     if form.reduction is not None and not form.needs_matrix:
         table = _shared_reductions(placed)
         yield table, table.count
-    if form.kind == "tile":
+    if form.is_tile:
         for family in families(placed):
             yield _screened(placed, family)
         groups = [*warp_group_schedules(placed), *bulk_schedules(placed)]
@@ -274,7 +274,7 @@ def _scored(table: ScheduleTable, placed: PlacedForm) -> _Scored:
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
         part = table.candidates(slice(start, start + CHUNK))
-        padded = part.with_padding(bank_padding(part, placed)) if part.form.kind == "tile" else part
+        padded = part.with_padding(bank_padding(part, placed)) if part.form.is_tile else part
         seconds.append(estimate(padded, placed).seconds)
         parts.append(padded)
     return _Scored(join(parts), np.concatenate(seconds))
@@ -289,7 +289,7 @@ def _neighbours(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
     """Schedules beside those by multiply-adds: blocks half or twice as large along an axis, elements adjacent or
     strided, operands read in place."""
     form = table.form
-    plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.kind == "tile" else np.arange(0)
+    plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.is_tile else np.arange(0)
     table = table.candidates(plain)
     if not table.count:
         return table

@@ -12,7 +12,7 @@ import pytest
 
 from bench.speed.construction import ConstructionTimes, suite_forms
 from bench.speed.suite_report import SuiteReport, on_board
-from bench.suites import load_suite, suite_names, suite_path
+from bench.suites import suite_names, suite_path
 from hal.catalog import load_device
 from hal.support.errors import InputError
 
@@ -20,7 +20,7 @@ OPS_CSV = Path(__file__).parents[2].parent / "shared" / "data" / "roller119" / "
 
 
 def operators(name: str) -> list[dict[str, Any]]:
-    data: list[dict[str, Any]] = json.loads(load_suite(name))
+    data: list[dict[str, Any]] = json.loads(suite_path(name).read_bytes())
     return data
 
 
@@ -82,7 +82,7 @@ def test_the_modern_suite_has_every_gemm_of_a_layer_at_every_token_count() -> No
 
 @pytest.mark.parametrize("name", suite_names())
 def test_a_suite_is_one_line_per_operator_with_names_of_their_own(name: str) -> None:
-    lines = load_suite(name).decode().splitlines()
+    lines = suite_path(name).read_text().splitlines()
     suite = operators(name)
     assert (lines[0], lines[-1]) == ("[", "]")
     assert [json.loads(line.rstrip(",")) for line in lines[1:-1]] == suite

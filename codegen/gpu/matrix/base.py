@@ -26,7 +26,7 @@ from codegen.gpu.adjacent import SCALAR_FUNCTIONS, AdjacentResults, is_scalar
 from codegen.gpu.raster import block_places
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.statements import local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, evaluate
@@ -43,7 +43,7 @@ RESULT_VECTOR = 4
 
 
 def _near(name: str) -> Callable[[Expr], Expr]:
-    """A device function by its name (:mod:`codegen.gpu.attention.functions`)."""
+    """A device function by its name (:mod:`codegen.gpu.walks.functions`)."""
     return lambda value: tirx.call_pure_extern("float32", f"near_{name}", value)
 
 
@@ -325,18 +325,13 @@ def product_problem(kernel: type[ProductKernel], form: KernelForm, schedule: Til
     return warp_tile_problem(schedule, roles) or kernel.instruction_problem(form, schedule, roles)
 
 
-def product_shared_bytes(kernel: type[ProductKernel], form: KernelForm, schedule: TileSchedule) -> int:
-    """Shared memory of a block of a kernel for an operator that is a matrix product."""
-    return kernel.shared_bytes(schedule, _roles_of(form))
-
-
-def lower_product(kernel: type[ProductKernel], request: LoweringRequest) -> Lowered:
+def lower_product(kernel: type[ProductKernel], request: TileRequest) -> Lowered:
     """The kernel of a matrix product.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction.
     """
-    form, schedule = request.form, request.tiles
+    form, schedule = request.problem, request.schedule
     problem = product_problem(kernel, form, schedule)
     if problem is not None:
         raise ValueError(f"{form.expr.name}: {problem}")

@@ -23,7 +23,7 @@ from codegen.gpu.matrix.final_text import POINTERS, affine_text, element_text, f
 from codegen.gpu.matrix.wgmma import DEPTH_BYTES, PanelTile, tile_problem
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import padded_sizes
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
@@ -40,9 +40,9 @@ _WORDS = {"float32": "float", "int32": "int"}
 _PAIRS = {"float16": "rounded_pair_f16", "bfloat16": "rounded_pair_bf16"}
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Products of warp groups whose tiles are copied in bulk."""
-    return request.tiles.instruction == Instruction.WGMMA and request.tiles.cluster > 0
+    return request.schedule.instruction == Instruction.WGMMA and request.schedule.cluster > 0
 
 
 def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
@@ -54,13 +54,13 @@ def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     return problem or schedule_problem(form, roles, schedule)
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product.
 
     Raises:
         ValueError: the operator or the schedule does not fit; :func:`bulk_problem` says why.
     """
-    form, schedule, roles = request.form, request.tiles, request.form.roles
+    form, schedule, roles = request.problem, request.schedule, request.problem.roles
     problem = bulk_problem(form, schedule)
     if problem is not None or roles is None:
         raise ValueError(f"{form.expr.name}: {problem}")

@@ -21,14 +21,12 @@ from codegen.gpu.matrix.base import (
     ProductPlan,
     lower_product,
     outer_inner,
-    product_problem,
-    product_shared_bytes,
 )
 from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.gpu.matrix.mma_functions import ROUND_TO_TF32, product_name
 from codegen.gpu.matrix.operands import OperandTile
 from codegen.tir.lowered import Lowered
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
@@ -42,31 +40,21 @@ MOST_STAGES = 8
 SUMS = 4
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Products by one of :data:`sokoban.kernel.matrix.MMA_INSTRUCTIONS`."""
-    return request.tiles.instruction.startswith("mma")
+    return request.schedule.instruction.startswith("mma")
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``mma.sync``.
 
     Raises:
-        ValueError: the operator or the schedule does not fit the instruction; :func:`mma_problem` says why.
+        ValueError: the operator or the schedule does not fit the instruction.
     """
-    return lower_product(_MmaKernel, request)
+    return lower_product(MmaKernel, request)
 
 
-def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to ``mma.sync``; None when it can."""
-    return product_problem(_MmaKernel, form, schedule)
-
-
-def mma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
-    """Shared memory of a block: the buffers of all stages, in whose place results leave afterwards."""
-    return product_shared_bytes(_MmaKernel, form, schedule)
-
-
-class _MmaKernel(CopiedProduct):
+class MmaKernel(CopiedProduct):
     """The statements of one kernel, those of :meth:`write` in their order."""
 
     def __init__(self, plan: ProductPlan, block: ProductBlock) -> None:

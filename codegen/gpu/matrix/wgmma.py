@@ -21,10 +21,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix import wgmma_functions as device
-from codegen.gpu.matrix.base import ProductBlock, ProductPlan, lower_product, outer_inner, product_problem
+from codegen.gpu.matrix.base import ProductBlock, ProductPlan, lower_product, outer_inner
 from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.tir.lowered import Lowered
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
@@ -53,23 +53,18 @@ DEPTH_BYTES = 32
 DEPTH = DEPTH_BYTES // ELEMENT_BYTES
 
 
-def takes(request: LoweringRequest) -> bool:
-    """Products by instruction ``wgmma_64xNx16``."""
-    return request.tiles.instruction == Instruction.WGMMA
+def takes(request: TileRequest) -> bool:
+    """Products by instruction ``wgmma_64xNx16`` whose tiles threads copy."""
+    return request.schedule.instruction == Instruction.WGMMA and not request.schedule.cluster
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``wgmma``.
 
     Raises:
-        ValueError: the operator or the schedule does not fit the instruction; :func:`wgmma_problem` says why.
+        ValueError: the operator or the schedule does not fit the instruction.
     """
-    return lower_product(_WarpGroupKernel, request)
-
-
-def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to ``wgmma``; None when it can."""
-    return product_problem(_WarpGroupKernel, form, schedule)
+    return lower_product(WarpGroupKernel, request)
 
 
 def tile_problem(
@@ -132,7 +127,7 @@ class PanelTile:
         return start + within + spatial * PANEL_BYTES, 16, device.ATOM_BYTES
 
 
-class _WarpGroupKernel(CopiedProduct):
+class WarpGroupKernel(CopiedProduct):
     """The statements of one kernel, those of :meth:`write` in their order."""
 
     #: Static memory need not start where the swizzle repeats.

@@ -19,16 +19,14 @@ from codegen.gpu.matrix.base import (
     ProductPlan,
     lower_product,
     outer_inner,
-    product_problem,
-    product_shared_bytes,
     shared_shape,
     strip_bytes,
     strip_shape,
 )
 from codegen.tir.lowered import Lowered, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import guarded_read
-from codegen.tir.statements import allocate, named
+from codegen.tir.statements import allocate, mention, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
@@ -39,34 +37,21 @@ from sokoban.schedule.tile import TileSchedule
 OPERAND_PADDING_STEP = 8
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Products by instruction ``wmma_16x16x16``."""
-    return request.tiles.instruction.startswith("wmma")
+    return request.schedule.instruction.startswith("wmma")
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a matrix product by ``wmma``.
 
     Raises:
-        ValueError: the operator or the schedule does not fit the instruction; :func:`wmma_problem` says why.
+        ValueError: the operator or the schedule does not fit the instruction.
     """
-    return lower_product(_WmmaKernel, request)
+    return lower_product(WmmaKernel, request)
 
 
-def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to ``wmma``; None when it can."""
-    return product_problem(_WmmaKernel, form, schedule)
-
-
-def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
-    """Shared memory of a block: both staged tiles, and beside them the strip in which results leave the fragments.
-
-    Beyond 48 KiB the staged tiles move to dynamic shared memory; the strip, of another type, stays static.
-    """
-    return product_shared_bytes(_WmmaKernel, form, schedule)
-
-
-class _WmmaKernel(ProductKernel):
+class WmmaKernel(ProductKernel):
     """The statements of one kernel, those of :meth:`write` in their order."""
 
     def __init__(self, plan: ProductPlan, block: ProductBlock) -> None:
@@ -108,10 +93,9 @@ class _WmmaKernel(ProductKernel):
         return plan.shared_bytes - strip_bytes(plan.roles, plan.schedule) if plan.is_dynamic else 0
 
     def write(self) -> None:
-        # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: one store at
-        # the start makes the strip live throughout.
-        with T.If(self.thread < 1), T.Then():
-            T.buffer_store(self.strip, T.float32(0), [0])
+        # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: a mention at the
+        # start makes the strip live throughout.
+        mention(self.strip)
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
             with named(T.unroll, self.sums, "position") as position:
                 T.evaluate(T.tvm_fill_fragment(*_fragment(self.accumulators, position), T.float32(0)))

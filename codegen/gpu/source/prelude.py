@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from codegen.gpu.attention import functions as attention_device
-from codegen.gpu.attention import group_functions as attention_groups
 from codegen.gpu.matrix import bulk_functions as bulk_device
 from codegen.gpu.matrix import mma_functions as mma_device
 from codegen.gpu.matrix import wgmma_functions as wgmma_device
+from codegen.gpu.walks import functions as attention_device
+from codegen.gpu.walks import group_functions as attention_groups
 
 #: Every kernel's text starts here; TVM writes forward declarations of all kernels before the first body.
 _FIRST_KERNEL = 'extern "C" __global__'

@@ -13,6 +13,7 @@ import tvm.s_tir  # noqa: F401  (its passes, which elsewhere come with the graph
 
 from codegen.gpu.source.opencl_functions import with_device_functions
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, reason_of
+from codegen.tir.statements import without_mentions
 from sokoban.kernel.instructions import Instruction
 
 
@@ -41,7 +42,7 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
     a lowering wrote itself as it stands."""
     if lowered.text:
         return lowered.text
-    source = _source(lowered, _target("cuda", architecture, 32), parameters)
+    source = without_mentions(_source(lowered, _target("cuda", architecture, 32), parameters))
     return paired_words(_whole_warps(_bits_of_constants(source), lowered))
 
 

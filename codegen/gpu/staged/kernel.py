@@ -32,7 +32,7 @@ from codegen.gpu.staged.tiles import StagedTile
 from codegen.gpu.tiles import padding_is_neutral
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read
 from codegen.tir.statements import allocate, barrier, local_buffer, named
 from codegen.tir.values import Expr, as_number, combine, evaluate, identity
@@ -41,11 +41,11 @@ from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import store_vector
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: TileRequest) -> bool:
     """Schedules that stage every operand of a reduction, walked in steps by threads that reduce alone."""
-    form, schedule = request.form, request.tiles
+    form, schedule = request.problem, request.schedule
     return (
-        form.kind == "tile"
+        form.is_tile
         and form.reduction is not None
         and not schedule.uses_matrix
         and not schedule.reduce_threads
@@ -55,7 +55,7 @@ def takes(request: LoweringRequest) -> bool:
     )
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: TileRequest) -> Lowered:
     """The kernel of a schedule that stages everything."""
     plan = StagedPlan.of(request)
     form, schedule = plan.form, plan.schedule

@@ -10,7 +10,7 @@ from functools import cached_property
 from codegen.gpu.staged.threads import StepLoop, ThreadTile, step_loops
 from codegen.gpu.staged.tiles import StagedTile
 from codegen.tir.lowered import LoweringError
-from codegen.tir.lowering import LoweringRequest
+from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, padded_sizes
 from codegen.tir.values import BFLOAT16_BITS
 from sokoban.kernel.form import KernelForm
@@ -38,17 +38,17 @@ class StagedPlan:
     has_bfloat16: bool
 
     @staticmethod
-    def of(request: LoweringRequest) -> StagedPlan:
+    def of(request: TileRequest) -> StagedPlan:
         """The plan of a schedule.
 
         Raises:
             LoweringError: operands cannot be copied asynchronously, and the schedule asks for it.
         """
-        problem = asynchronous_problem(request.form) if request.tiles.asynchronous else None
+        problem = asynchronous_problem(request.problem) if request.schedule.asynchronous else None
         if problem is not None:
             raise LoweringError(f"{request.entry}: {problem}")
         target = request.target
-        return StagedPlan(request.form, request.tiles, target.row.has_dynamic_shared, target.has_bfloat16)
+        return StagedPlan(request.problem, request.schedule, target.row.has_dynamic_shared, target.has_bfloat16)
 
     @property
     def dtype(self) -> str:

@@ -80,43 +80,6 @@ def all_gather_us(size: float, workers: int, bandwidth: float, latency_us: float
     return reduce_scatter_us(size, workers, bandwidth, latency_us)
 
 
-def broadcast_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Microseconds of a broadcast: S / B, since all must leave the root (section Broadcast).
-
-    The last worker of a ring is n-1 steps away.
-
-    >>> broadcast_us(1e6, workers=4, bandwidth=10.0, latency_us=2.0)
-    106.0
-    """
-    return transfer_us(size, bandwidth, (workers - 1) * latency_us) if workers > 1 else 0.0
-
-
-def all_to_all_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Microseconds of an all-to-all: (n-1)/n S / B (section Summary), n-1 messages one after another.
-
-    >>> all_to_all_us(1e6, workers=4, bandwidth=10.0)
-    75.0
-    """
-    return reduce_scatter_us(size, workers, bandwidth, latency_us)
-
-
-def hierarchical_all_reduce_us(
-    size: float, workers: Sequence[int], bandwidths: Sequence[float], latencies_us: Sequence[float] = ()
-) -> float:
-    """Microseconds of an all-reduce by levels, innermost first (BlueConnect, section 3).
-
-    Reduce-scatter goes from the inside out, all-gather back. Level i has `workers[i]` members and works on what the
-    levels before it have left of the array, S / (p1...p(i-1)). The stages of one array follow each other, so the times
-    add up.
-
-    >>> hierarchical_all_reduce_us(1e6, workers=(2, 4), bandwidths=(100.0, 10.0))
-    85.0
-    """
-    latencies = [*latencies_us, *[0.0] * (len(workers) - len(latencies_us))]
-    stages = zip(stage_bytes(size, workers), workers, bandwidths, latencies, strict=True)
-    return sum(all_reduce_us(*stage) for stage in stages)
-
-
 def stage_bytes(size: float, workers: Sequence[int]) -> list[float]:
     """Array of each level of a hierarchical all-reduce, bytes: S, S / p1, S / (p1 p2)...
 

@@ -16,6 +16,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.block_range import BlockRange
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
@@ -355,24 +356,15 @@ def walks(kernel: AttentionKernel, schedule: AttentionSchedule) -> Walks:
     >>> walks(kernel, AttentionSchedule(rows=64, keys=64, warps=4, stages=1, held=False, instruction=Instruction.FMA))
     Walks(mean=2.5, longest=4.0, edges=1.0)
     """
-    return _walks(kernel, schedule.rows, schedule.keys)
+    return range_walks(kernel.block_range, schedule.rows, schedule.keys, kernel.slices)
 
 
 @lru_cache(maxsize=4096)
-def _walks(kernel: AttentionKernel, rows: int, step: int) -> Walks:
-    attention = kernel.attention
-    first = np.arange(0, kernel.rows, rows)
-    begin, end = np.zeros_like(first), np.full_like(first, attention.key_count)
-    if attention.causal:
-        end = np.minimum((first + rows - 1) // kernel.group, attention.queries - 1) + kernel.ahead + 1
-    if attention.window_size:
-        begin = np.maximum(0, first // kernel.group + kernel.ahead - attention.window_size + 1)
-    counts = -(-end // step) - begin // step
-    queries = -(-rows // kernel.group)
-    edges = math.ceil(queries / step) if attention.causal else int(attention.key_count % step != 0)
-    edges += math.ceil((queries + 1) / step) if attention.window_size else 0
-    mean = float(counts.mean()) / kernel.slices
-    return Walks(mean, float(-(-counts.max() // kernel.slices)), min(edges / kernel.slices, mean))
+def range_walks(walked: BlockRange, rows: int, step: int, slices: int = 1) -> Walks:
+    """The walks of blocks of ``rows`` rows, ``step`` of the other side at a time, each divided among ``slices``."""
+    counts, edges = walked.steps(rows, step), walked.edges(rows, step)
+    mean = float(counts.mean()) / slices
+    return Walks(mean, float(-(-counts.max() // slices)), min(edges / slices, mean))
 
 
 def _copy_seconds(work: BlockWork, device: DeviceSpec) -> float:

@@ -6,11 +6,6 @@ everything else, the constants too, is that of the forward pass. No constant was
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-
-import numpy as np
-
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
@@ -24,6 +19,7 @@ from sokoban.model.gpu.attention import (
     Resources,
     Walks,
     estimate_blocks,
+    range_walks,
 )
 from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded
 from sokoban.schedule.attention_gradient import QUERY_NUMBERS, GradientFloats, GradientSchedule, gradient_shared_bytes
@@ -66,32 +62,7 @@ def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) 
     >>> gradient_walks(kernel, GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.FMA))
     Walks(mean=2.5, longest=4.0, edges=1.0)
     """
-    return _walks(kernel, schedule.rows, schedule.step)
-
-
-@lru_cache(maxsize=4096)
-def _walks(kernel: AttentionGradientKernel, rows: int, step: int) -> Walks:
-    attention, group = kernel.attention, kernel.group
-    first = np.arange(0, kernel.rows, rows)
-    last = np.minimum(first + rows, kernel.rows) - 1
-    begin, end = np.zeros_like(first), np.full_like(first, kernel.walked_rows)
-    if kernel.is_of_keys:
-        side = rows * group
-        if attention.causal:
-            begin = np.maximum(first - kernel.ahead, 0) * group
-        if attention.window_size:
-            end = np.minimum(last - kernel.ahead + attention.window_size, attention.queries) * group
-    else:
-        side = -(-rows // group)
-        if attention.causal:
-            end = np.minimum(last // group + kernel.ahead + 1, attention.key_count)
-        if attention.window_size:
-            begin = np.maximum(0, first // group + kernel.ahead - attention.window_size + 1)
-    counts = np.maximum(0, -(-end // step) - begin // step)
-    edges = math.ceil(side / step) if attention.causal else int(kernel.walked_rows % step != 0)
-    edges += math.ceil((side + 1) / step) if attention.window_size else 0
-    mean = float(counts.mean())
-    return Walks(mean, float(counts.max()), min(float(edges), mean))
+    return range_walks(kernel.block_range, schedule.rows, schedule.step)
 
 
 def _widths(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> tuple[int, int]:

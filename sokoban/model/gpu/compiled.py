@@ -212,7 +212,7 @@ def _problem(placed: PlacedForm) -> _Problem:
     axes = (*form.spatial, *form.reduced)
     accesses = [load.indices for load in form.body_loads]
     fits = (
-        form.kind == "tile"
+        form.is_tile
         and len(axes) <= _MOST["axes"]
         and 0 < len(accesses) <= _MOST["loads"]
         and max(map(len, accesses)) <= _MOST["dimensions"]

@@ -125,7 +125,7 @@ def l2_seconds(step: BlockStep) -> Floats:
             scattered = tile_transaction_bytes(table, load, table.block_tile, l2.transaction_bytes, by_lane=True)
             moved = np.where(together, moved, np.maximum(moved, scattered / L1_REUSE))
         block_bytes = block_bytes + moved
-    if step.rows is not None and step.form.kind == "rows":
+    if step.rows is not None and step.form.is_rows:
         block_bytes = row_bytes(table, l2.transaction_bytes, step.rows)
     return block_bytes * step.occupancy.running / (l2.bandwidth_bytes_per_second / device.unit_count)
 
@@ -232,7 +232,7 @@ def dram_seconds(step: BlockStep) -> Floats:
         moved = moved + read * row_factor(table, load, device)
     others = {load.tensor for load in form.later_loads} - {load.tensor for load in step.fetches}
     moved = moved + sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others)
-    if step.rows is not None and form.kind == "rows":
+    if step.rows is not None and form.is_rows:
         moved = moved + bytes_again(table, device, occupancy.running, step.rows)
     return moved / device.dram.bandwidth_bytes_per_second
 

@@ -68,6 +68,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tanh": ({"op": "elementwise", "function": "tanh", "shape": [9, 41]}, {}),
     "silu": ({"op": "elementwise", "function": "silu", "shape": [9, 41]}, {}),
     "exp": ({"op": "elementwise", "function": "exp", "shape": [9, 41]}, {}),
+    "functions of functions": (
+        {"expr": "Y[i,j] = tanh(select(j > i, exp(tanh(gelu(X[i,j - 1 | pad=0]))), silu(erf(X[i,j]))))",
+         "sizes": {"i": 9, "j": 41}, "shapes": {"X": [9, 41]}}, {},
+    ),
     "addition": ({"op": "elementwise", "function": "add", "shape": [9, 41]}, {}),
     "transposition": ({"op": "transpose", "shape": [20, 41], "perm": [1, 0]}, {}),
 }  # fmt: skip
@@ -79,6 +83,15 @@ def test_kernels_compute_what_the_operator_says(name: str, tmp_path: Path) -> No
     form = form_of(**fields)
     library = built(form, schedule_for(form, **how))
     assert error_of(form, library, tmp_path) < 1e-6
+
+
+def test_functions_grow_by_a_level_each() -> None:
+    """Without registers between them, eight levels take TVM minutes."""
+    lengths = []
+    for levels in (2, 8):
+        form = form_of(expr=f"Y[i] = {'tanh(' * levels}X[i]{')' * levels}", sizes={"i": 64})
+        lengths.append(len(built(form, schedule_for(form)).assembly))
+    assert lengths[1] < 6 * lengths[0]
 
 
 @pytest.mark.parametrize(("function", "shape", "axes"), [("sum", [9, 1000], [1]), ("max", [5, 7, 5], [1, 2])])
@@ -255,7 +268,18 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None
         lower(LoweringRequest(form, schedule, "op", host()))
 
 
+@pytest.mark.parametrize("operator", [MATMUL, {"op": "softmax", "shape": [9, 100]}])
+def test_halves_are_computed_in_float32(operator: dict[str, Any], tmp_path: Path) -> None:
+    form = form_of(**operator, dtype="float16")
+    assert error_of(form, built(form, schedule_for(form)), tmp_path) < 1e-3
+
+
 def test_dtypes_without_vectors_are_refused() -> None:
-    form = form_of(**MATMUL, dtype="float16")
-    with pytest.raises(LoweringError, match="A is float16; CPU kernels take float32 and float64"):
+    form = form_of(**MATMUL, dtype="bfloat16")
+    with pytest.raises(LoweringError, match="A is bfloat16; CPU kernels take float16, float32 and float64"):
         lower(LoweringRequest(form, schedule_for(form), "op", host()))
+
+
+def test_diagonals_are_read_in_place() -> None:
+    form = form_of(expr="Y[i] = sum(k, A[k,k] * B[i,k])", sizes={"i": 64, "k": 4000})
+    assert lower(LoweringRequest(form, schedule_for(form), "op", host())).scratch_bytes < 2**22

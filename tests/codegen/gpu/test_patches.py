@@ -16,7 +16,6 @@ from codegen.verify.opencl import run_opencl
 from roller.algorithms.winograd import MATRICES, Tiles
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.patches import PatchTransform
-from sokoban.kernel.problem import tensors_of
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.patches import PatchSchedule
 from tests.codegen.lowering import lower
@@ -68,7 +67,7 @@ def test_rows_of_the_output_leave_as_vectors() -> None:
 
 
 def names(transform: PatchTransform) -> list[str]:
-    return [tensor.name for tensor in tensors_of(transform)]
+    return [tensor.name for tensor in transform.tensors]
 
 
 @pytest.mark.usefixtures("opencl")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daydream.graph.graph import Dependency, TaskGraph, ThreadKind, TrainingStep
-from daydream.graph.simulate import lower_bound_us, simulate
+from daydream.graph.simulate import simulate
 from tests.daydream.graphs import AUTOGRAD, CHANNEL, MAIN, STREAM, STREAM2
 
 THREADS = (MAIN, AUTOGRAD, STREAM, STREAM2, CHANNEL)
@@ -136,10 +136,8 @@ def test_scaling_all_times_scales_the_result(graph: TaskGraph, factor: float) ->
 
 @settings(deadline=None)
 @given(random_graphs())
-def test_the_makespan_is_no_less_than_any_path_and_any_threads_load(graph: TaskGraph) -> None:
+def test_the_makespan_is_no_less_than_any_path(graph: TaskGraph) -> None:
     timeline = simulate(graph)
-    # Of the last task's gap nobody has to wait; that it is the longest is the weaker claim.
-    assert timeline.makespan_us >= lower_bound_us(graph).max() - EXACT
     source, target, _, lag = graph.dependencies()
     longest = graph.duration_us.copy()
     order = np.argsort(source, kind="stable")

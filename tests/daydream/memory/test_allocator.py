@@ -106,7 +106,8 @@ def test_nothing_overlaps_and_nothing_is_lost(seed: int, expandable: bool) -> No
             held.append(allocator.allocate(size))
             assert held[-1].size >= rounded_size(size)
         by_segment: dict[int, list[tuple[int, int]]] = {}
-        for block in (*held, *allocator.free_blocks()):
+        free = [block for pool in allocator._pools for block in pool.blocks.values()]
+        for block in (*held, *free):
             by_segment.setdefault(block.segment, []).append((block.offset, block.size))
         for segment, parts in by_segment.items():
             end = 0

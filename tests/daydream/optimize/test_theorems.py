@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from daydream.optimize.coarse import CoarseStep, coarsened
 from daydream.optimize.exchange import Ends, Exchange
-from daydream.optimize.theorems import cuts, operator_fusion_pays, subadditive, tensor_fusion_pays
+from daydream.optimize.theorems import cuts, subadditive, tensor_fusion_pays
 from tests.daydream.optimize.steps import exchange_of, exchanges
 
 #: Rounding of sums of microseconds.
@@ -26,37 +26,6 @@ def channel_free(step: CoarseStep, ends: Ends) -> float:
     for last in ends:
         progress, first = step.extended(progress, first, last), last + 1
     return float(progress.end[0])
-
-
-@given(st.tuples(_US, _US, _US), st.tuples(_BYTES, _BYTES, _BYTES), st.integers(0, 300), st.sampled_from([0.0, 20.0]))
-def test_fused_operators_win_as_theorem_1_says(
-    kernels: tuple[float, float, float], sizes: tuple[int, int, int], saved: int, latency_us: float
-) -> None:
-    first, second, third = kernels
-    fused = max(second + third - saved, 1.0)
-    apart = exchange_of(
-        [(1.0, first, [sizes[0]]), (1.0, second, [sizes[1]]), (1.0, third, [sizes[2]])], latency_us=latency_us
-    )
-    together = exchange_of([(1.0, first, [sizes[0]]), (1.0, fused, sizes[1:])], latency_us=latency_us)
-    unfused, one = coarsened(apart), coarsened(together)
-    pays = operator_fusion_pays(
-        exchange_us=float(unfused.took_us[1, 1]),
-        saved_us=second + third - fused,
-        hidden=channel_free(unfused, (0, 1)) <= unfused.ready[2],
-        free_by_then=channel_free(unfused, (0,)) <= one.ready[1],
-    )
-    with_fusion, without = channel_free(one, (0, 1, 2)), channel_free(unfused, (0, 1, 2))
-    if pays is not None:
-        assert with_fusion <= without + CLOSE if pays else with_fusion >= without - CLOSE
-
-
-def test_theorem_1_says_nothing_where_the_network_is_the_limit() -> None:
-    known = {"exchange_us": 10.0, "saved_us": 20.0}
-    assert operator_fusion_pays(**known, hidden=True, free_by_then=True) is True
-    assert operator_fusion_pays(**known, hidden=False, free_by_then=True) is None
-    assert operator_fusion_pays(**known, hidden=True, free_by_then=False) is None
-    # Nothing is exchanged, so nothing can be late.
-    assert operator_fusion_pays(exchange_us=0.0, saved_us=1.0, hidden=False, free_by_then=False) is True
 
 
 @given(exchanges(gradients=5))

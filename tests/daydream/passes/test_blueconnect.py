@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
-from daydream.passes.basis.communication import hierarchical_all_reduce_us
+from daydream.passes.basis.communication import all_reduce_us, stage_bytes
 from daydream.passes.blueconnect import blueconnect
 from daydream.passes.ddp import ddp
 from hal.node_catalog import load_node
@@ -100,8 +100,9 @@ def test_a_chain_takes_the_time_of_the_hierarchical_formula(factors, size, bandw
     tasks = [task("ncclAllReduce", CHANNEL, 1, kind=TaskKind.COMMUNICATION, bytes=size)]
     text = "x".join(map(str, factors))
     made = blueconnect(graph(tasks), factors=text, bandwidths=str(bandwidth), latencies_us="2", interference=0.0).graph
-    rates, latencies = [bandwidth] * len(factors), [2.0] * len(factors)
-    expected = hierarchical_all_reduce_us(size, factors, rates, latencies)
+    # BlueConnect, section 3: an all-reduce of what the levels before have left of the array, level by level.
+    stages = zip(stage_bytes(size, factors), factors, strict=True)
+    expected = sum(all_reduce_us(left, workers, bandwidth, 2.0) for left, workers in stages)
     assert simulate(made).makespan_us == pytest.approx(expected)
 
 

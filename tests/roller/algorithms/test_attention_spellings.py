@@ -20,7 +20,6 @@ from roller.algorithms.sequence import _resized
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
-from sokoban.kernel.problem import tensors_of
 from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
@@ -95,7 +94,7 @@ def test_texts_differ_in_names_alone_and_take_tensors_in_the_kernels_order(kind:
     order = [*("QKV" if kind == "attention" else GRADIENT_INPUTS), "Y" if kind == "attention" else "dQ"]
     for ours, theirs in zip(programs(written, device), programs(named, device), strict=True):
         problem = ours.parts[0].problem
-        assert [tensor.name for tensor in tensors_of(problem)] == [names[name] for name in order]
+        assert [tensor.name for tensor in problem.tensors] == [names[name] for name in order]
         target = Target.of(device)
         texts = [
             lower(LoweringRequest(each.parts[0].problem, each.parts[0].schedule, "core", target)).text

@@ -16,7 +16,6 @@ from roller.construct.construct import construct
 from roller.estimate.gradients import gradients
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
-from sokoban.kernel.problem import tensors_of
 from sokoban.kernel.regions import storage_order
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
@@ -117,7 +116,7 @@ def test_few_blocks_and_a_long_reduction_gain(operator: dict[str, Any], device: 
     best = chains(form, device)[0]
     assert best.estimate.seconds < 0.9 * direct
     assert best.estimate.seconds == sum(part.estimate.seconds for part in best.parts)
-    assert len(best.parts) == 2 and best.workspace[0].size_bytes == tensors_of(best.parts[1].problem)[0].size_bytes
+    assert len(best.parts) == 2 and best.workspace[0].size_bytes == best.parts[1].problem.tensors[0].size_bytes
 
 
 @pytest.mark.parametrize("device", ["v100", "a100"])

@@ -121,7 +121,7 @@ def test_a_kernel_that_took_many_registers_is_priced_and_ranked_by_them() -> Non
 
 
 def test_a_kernel_far_behind_the_first_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_worthwhile_blocks", lambda part, device: (7,))
+    monkeypatch.setattr(pipeline, "worthwhile_blocks", lambda problem, schedule, device: (7,))
     _, builder = compiled()
     assert [request.worthwhile_blocks for request in builder.requests] == [(7,)] * 4
     seconds = {program.schedule: program.estimate.seconds for program in PROGRAMS}

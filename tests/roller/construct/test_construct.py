@@ -123,7 +123,7 @@ def test_the_reasons_end_with_the_program(name: str, device: str) -> None:
         assert program.shared_tile.sizes == {**schedule.block_of, **schedule.step_of}
         registers = [reason.tile for reason in program.reasons if reason.layer == "registers"]
         assert registers[-1] == program.register_tile.shape
-        spatial = program.register_tile.output_data_tile
+        spatial = program.register_tile.shape[: program.register_tile.space.spatial_count]
         assert spatial == tuple(schedule.register_tile[axis] for axis in construction.form.spatial)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.suites import load_suite, suite_names
+from bench.suites import suite_names, suite_path
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_calls, library_time, library_times
@@ -22,7 +22,7 @@ V100 = load_device("v100-pcie")
 SUITES = [
     operator
     for name in suite_names()
-    for operator in json.loads(load_suite(name))
+    for operator in json.loads(suite_path(name).read_bytes())
     if "op" in operator and not operator["op"].startswith("attention")
 ]
 OTHERS: list[dict[str, Any]] = [

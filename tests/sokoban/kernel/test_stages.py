@@ -66,6 +66,11 @@ def test_what_lies_between_has_the_type_of_the_result() -> None:
     assert wide.stages[0].expr.output.dtype == "float64"
 
 
+def test_factors_of_a_least_product_keep_the_type_of_sums() -> None:
+    form = operator_form(written(LAYERS.replace("sum(n,", "min(n,"), SIZES, dtype="float16"))
+    assert form.stages[0].expr.output.dtype == "float32"
+
+
 def test_logits_keep_the_type_of_sums_and_probabilities_do_not() -> None:
     attention = {"op": "attention", "b": 1, "heads": 2, "queries": 5, "head_dim": 8, "causal": True, "dtype": "float16"}
     form = operator_form(operator_from_data(attention), with_attention=False)

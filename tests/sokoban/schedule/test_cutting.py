@@ -51,8 +51,14 @@ def test_a_padded_input_keeps_its_margins() -> None:
     form = form_of(op="conv2d", n=1, c=3, h=40, w=50, f=4, kh=3, kw=3, padding=1)
     small = resize(form, {**form.sizes, "oh": 8, "ow": 10})
     assert small.expr.tensor_by_name["X"].shape[-2:] == (8, 10)
-    part = form_of(expr="C[i] = X[i + 2] + X[i]", sizes={"i": 100}, shapes={"X": [120]})
+    part = form_of(expr="C[i] = X[i + 2] + Z[i]", sizes={"i": 100}, shapes={"X": [120]})
     assert resize(part, {"i": 10}).expr.inputs[0].shape == (30,)
+
+
+def test_rows_of_a_tensor_that_is_read_in_two_ways_stay_aligned() -> None:
+    operator = {"expr": "C[i,j] = sum(k, A[i,k] * B[k,j]) + A[i,3*j]", "sizes": {"i": 64, "j": 64, "k": 256}}
+    small = resize(form_of(**operator, dtype="float16"), {"i": 16, "j": 22, "k": 32})
+    assert small.expr.tensor_by_name["A"].shape == (16, 128)
 
 
 def test_what_one_product_reads_of_another_is_there_where_an_axis_has_two_parts_in_them() -> None:

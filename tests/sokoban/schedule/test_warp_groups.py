@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from codegen.gpu.matrix.mma import mma_shared_bytes
-from codegen.gpu.matrix.wgmma import wgmma_problem
+from codegen.gpu.matrix.base import product_problem
+from codegen.gpu.matrix.mma import MmaKernel
+from codegen.gpu.matrix.wgmma import WarpGroupKernel
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.instructions import Instruction
@@ -58,7 +59,7 @@ def test_registers_hold_sums_and_addresses_alone() -> None:
 
 @pytest.mark.parametrize("schedule", [group(), group(192, 256, 4), group(64, 64, 3), group(256, 128, 3)])
 def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
-    assert shared_bytes(table_of(schedule)).tolist() == [mma_shared_bytes(GEMM, schedule)]
+    assert shared_bytes(table_of(schedule)).tolist() == [MmaKernel.shared_bytes(schedule, GEMM.roles)]
 
 
 def test_products_run_at_the_groups_own_rates() -> None:
@@ -128,7 +129,7 @@ def test_no_other_board_is_proposed_any() -> None:
 def test_what_is_proposed_can_be_lowered(transpose: bool) -> None:
     form = form_of(op="matmul", m=1000, n=136, k=200, transpose_a=transpose, transpose_b=transpose, dtype="bfloat16")
     proposed = list(warp_group_schedules(PlacedForm(form, H200)))
-    assert {wgmma_problem(form, schedule) for schedule in proposed} == {None}
+    assert {product_problem(WarpGroupKernel, form, schedule) for schedule in proposed} == {None}
     assert {schedule.block_of["n"] for schedule in proposed} == {64, 128, 192, 256}
     assert {schedule.stages for schedule in proposed} == {3, 4, 5, 6}
     small = form_of(op="matmul", m=8, n=72, k=64, dtype="float16")

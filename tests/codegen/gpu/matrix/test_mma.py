@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.matrix.mma import mma_problem, mma_shared_bytes
+from codegen.gpu.matrix.base import product_problem
+from codegen.gpu.matrix.mma import MmaKernel
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.verify.emulator import EmulatorError
@@ -181,7 +182,6 @@ def test_kernels_compile_without_spills(architecture: str) -> None:
         assert kernel.spill_bytes == 0
         assert kernel.stack_bytes == 0
         assert kernel.shared_bytes + lowered.dynamic_shared_bytes == lowered.shared_bytes
-        assert lowered.shared_bytes == mma_shared_bytes(form, schedule)
 
 
 def test_brain_floats_and_narrow_copies_compile() -> None:
@@ -217,7 +217,7 @@ def test_the_whole_pipeline_lies_in_one_allocation() -> None:
 def test_illegal_schedules_are_named(changes: dict[str, Any], reason: str) -> None:
     form = form_of(op="matmul", m=512, n=512, k=64)
     schedule = schedule_of(form).with_(**changes)
-    problem = mma_problem(form, schedule)
+    problem = product_problem(MmaKernel, form, schedule)
     assert problem is not None
     assert reason in problem
     with pytest.raises(ValueError, match="matmul"):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.matrix.mma import mma_problem, mma_shared_bytes
+from codegen.gpu.matrix.base import product_problem
+from codegen.gpu.matrix.mma import MmaKernel
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.tir.lowered import LoweringError
@@ -208,14 +209,16 @@ def test_shared_memory_is_what_is_generated(kind: str) -> None:
     for transposed in (False, True):
         form = typed(kind, m=4096, n=4096, k=4096, transpose_b=transposed)
         for schedule in (schedule_of(form), schedule_of(form, (128, 256), (64, 64)), schedule_of(form, stages=1)):
-            assert shared_bytes(ScheduleTable.of(form, [schedule])).tolist() == [mma_shared_bytes(form, schedule)]
+            assert shared_bytes(ScheduleTable.of(form, [schedule])).tolist() == [
+                MmaKernel.shared_bytes(schedule, form.roles)
+            ]
 
 
 def test_the_instruction_follows_the_type() -> None:
     form = typed("int8", m=64, n=64, k=64)
     schedule = schedule_of(form).with_(instruction=Instruction.MMA_16X8X16)
-    assert mma_problem(form, schedule) == "instruction mma_16x8x16: int8 takes mma_16x8x32"
-    assert mma_problem(form, schedule_of(form).with_(step=(("k", 16),))) == (
+    assert product_problem(MmaKernel, form, schedule) == "instruction mma_16x8x16: int8 takes mma_16x8x32"
+    assert product_problem(MmaKernel, form, schedule_of(form).with_(step=(("k", 16),))) == (
         "step 16 of axis k: the product's depth takes multiples of 32, others one"
     )
 

@@ -10,7 +10,8 @@ import pytest
 
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
-from codegen.gpu.matrix.wgmma import wgmma_problem
+from codegen.gpu.matrix.base import product_problem
+from codegen.gpu.matrix.wgmma import WarpGroupKernel
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import own_architecture
@@ -246,7 +247,7 @@ def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
 )
 def test_what_does_not_fit_is_said(operator: dict[str, Any], changes: dict[str, Any], problem: str | None) -> None:
     form = form_of(**{"op": "matmul", "m": 256, "n": 256, "k": 256, **operator})
-    found = wgmma_problem(form, schedule_of(form, **changes))
+    found = product_problem(WarpGroupKernel, form, schedule_of(form, **changes))
     assert (found is None) if problem is None else (problem in str(found))
     if problem is not None:
         with pytest.raises(ValueError, match=re.escape(problem)):

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.matrix.wmma import wmma_problem, wmma_shared_bytes
+from codegen.gpu.matrix.base import product_problem
+from codegen.gpu.matrix.wmma import WmmaKernel
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.verify.emulator import EmulatorError
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -79,7 +80,6 @@ def test_kernels_compile_without_spills(architecture: str) -> None:
         kernel = compile_cuda(source_of(form, lowered, architecture), architecture, name="wmma")
         assert kernel.spill_bytes == 0
         assert kernel.shared_bytes + lowered.dynamic_shared_bytes == lowered.shared_bytes
-        assert lowered.shared_bytes == wmma_shared_bytes(form, schedule)
 
 
 def test_brain_floats_compile() -> None:
@@ -122,7 +122,7 @@ def test_more_than_48_kib_are_allocated_dynamically() -> None:
 def test_illegal_schedules_are_named(changes: dict[str, Any], reason: str) -> None:
     form = form_of(op="matmul", m=512, n=512, k=64)
     schedule = schedule_of(form).with_(**changes)
-    problem = wmma_problem(form, schedule)
+    problem = product_problem(WmmaKernel, form, schedule)
     assert problem is not None
     assert reason in problem
     if not schedule.reduce_threads:
@@ -131,7 +131,9 @@ def test_illegal_schedules_are_named(changes: dict[str, Any], reason: str) -> No
 
 
 def test_operators_that_are_no_products_are_refused() -> None:
-    assert "no product" in str(wmma_problem(form_of(op="softmax", shape=[4, 4]), TileSchedule(block=(), thread=())))
+    assert "no product" in str(
+        product_problem(WmmaKernel, form_of(op="softmax", shape=[4, 4]), TileSchedule(block=(), thread=()))
+    )
 
 
 @needs_emulator

@@ -14,11 +14,8 @@ from daydream.passes.basis.communication import (
     all_gather_us,
     all_reduce_us,
     all_reduces,
-    all_to_all_us,
-    broadcast_us,
     check,
     check_not_negative,
-    hierarchical_all_reduce_us,
     message_bytes,
     numbers,
     pull_us,
@@ -34,7 +31,7 @@ from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM2, graph, task
 from tests.daydream.traces import Builder
 
-COLLECTIVES = [all_reduce_us, reduce_scatter_us, all_gather_us, broadcast_us, all_to_all_us]
+COLLECTIVES = [all_reduce_us, reduce_scatter_us, all_gather_us]
 
 sizes = st.floats(0, 1e12)
 workers = st.integers(2, 1024)
@@ -56,26 +53,6 @@ def test_its_halves_are_a_reduce_scatter_and_an_all_gather():
     # 3/4 x 1 MB / 10 GB/s = 75 µs, 3 steps of 2 µs.
     assert reduce_scatter_us(1e6, 4, 10, 2) == pytest.approx(81)
     assert all_gather_us(1e6, 4, 10, 2) == pytest.approx(81)
-
-
-def test_all_of_a_broadcast_leaves_its_root():
-    # 1 MB / 10 GB/s = 100 µs, 3 steps of 2 µs.
-    assert broadcast_us(1e6, 4, 10, 2) == pytest.approx(106)
-
-
-def test_all_to_all_keeps_a_share():
-    assert all_to_all_us(1e6, 4, 10, 2) == pytest.approx(81)
-
-
-def test_a_hierarchical_all_reduce_leaves_a_share_to_the_outer_level():
-    # Inside: 2 x 7/8 x 8 MB / 100 GB/s = 140 µs. Outside 1 MB is left: 2 x 3/4 x 1 MB / 10 GB/s = 150 µs.
-    assert hierarchical_all_reduce_us(8e6, [8, 4], [100, 10]) == pytest.approx(290)
-    # 14 steps of 1 µs inside, 6 of 5 µs outside.
-    assert hierarchical_all_reduce_us(8e6, [8, 4], [100, 10], [1, 5]) == pytest.approx(334)
-
-
-def test_one_level_is_an_ordinary_all_reduce():
-    assert hierarchical_all_reduce_us(3e6, [6], [20], [4]) == pytest.approx(all_reduce_us(3e6, 6, 20, 4))
 
 
 @pytest.mark.parametrize(("servers", "us"), [(1, 405), (2, 205), (4, 105), (8, 105)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.gpu.matrix.mma import mma_shared_bytes
+from codegen.gpu.matrix.mma import MmaKernel
 from hal.catalog import load_device
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
@@ -44,7 +44,7 @@ def test_registers_hold_sums_two_depths_of_fragments_and_addresses() -> None:
     "schedule", [mma(), mma(stages=2), mma((64, 64), (32, 32), 32, 4), mma((128, 128), (16, 128), 16, 1)]
 )
 def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
-    assert shared_bytes(table_of(schedule)).tolist() == [mma_shared_bytes(GEMM, schedule)]
+    assert shared_bytes(table_of(schedule)).tolist() == [MmaKernel.shared_bytes(schedule, GEMM.roles)]
 
 
 def test_a_block_with_more_threads_than_its_sums_leave_registers_for_spills() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.gpu.matrix.wmma import wmma_shared_bytes
+from codegen.gpu.matrix.wmma import WmmaKernel
 from hal.catalog import load_device
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.occupancy import (
@@ -144,7 +144,7 @@ def test_results_of_matrix_instructions_pass_through_a_strip_as_generated(transp
     strip = (64 // 32) * 16 * (96 + 8)
     expected = 2 * (a[0] * a[1] + b[0] * b[1]) + 4 * strip
     assert shared_bytes(ScheduleTable.of(form, [schedule])).tolist() == [expected]
-    assert wmma_shared_bytes(form, schedule) == expected
+    assert WmmaKernel.shared_bytes(schedule, form.roles) == expected
 
 
 @settings(max_examples=60, deadline=None)

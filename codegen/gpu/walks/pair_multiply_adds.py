@@ -1,16 +1,16 @@
 """Two products in a row by multiply-adds, in CUDA and in OpenCL C: float32, and 16 bits without an instruction.
 
-Threads form a grid over a tile of H, as in :mod:`codegen.gpu.attention.multiply_adds`; elements of H pass between the
-threads of a row through shared memory, in float32.
+Threads form a grid over a tile of H, as in :mod:`codegen.gpu.walks.attention_multiply_adds`; elements of H pass
+between the threads of a row through shared memory, in float32.
 """
 
 from __future__ import annotations
 
-from codegen.gpu.attention.float_products import FloatProducts
-from codegen.gpu.attention.language import ELEMENTS, Language
-from codegen.gpu.attention.multiply_adds import FloatTile
 from codegen.gpu.matrix.final_text import READ
-from codegen.gpu.pairs.pointwise import (
+from codegen.gpu.walks.attention_multiply_adds import FloatTile
+from codegen.gpu.walks.float_products import FloatProducts
+from codegen.gpu.walks.language import ELEMENTS, Language
+from codegen.gpu.walks.pair_pointwise import (
     SUM,
     batch_places,
     final_text,
@@ -26,15 +26,14 @@ from sokoban.kernel.pair import ProductPair
 from sokoban.schedule.pair import PairSchedule, pair_floats, pair_shared_bytes
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[ProductPair, PairSchedule]) -> bool:
     """Pairs of products without matrix instructions."""
-    return isinstance(request.schedule, PairSchedule) and request.schedule.instruction is Instruction.FMA
+    return request.schedule.instruction is Instruction.FMA
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[ProductPair, PairSchedule]) -> Lowered:
     """The kernel of a pair of products."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, ProductPair) and isinstance(schedule, PairSchedule)
     shared, language = pair_shared_bytes(kernel, schedule), Language.of(request.target)
     body = [
         f"  {language.shared.format(pieces=pair_floats(kernel, schedule).total // 4)}",

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from codegen.gpu.attention.language import ELEMENTS, Language
+from codegen.gpu.walks.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, SliceSum
 from sokoban.schedule.attention import LANES, SliceSumSchedule
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[SliceSum, SliceSumSchedule]) -> bool:
     """Sums of slices."""
-    return isinstance(request.schedule, SliceSumSchedule)
+    return True
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[SliceSum, SliceSumSchedule]) -> Lowered:
     """The kernel of a sum of slices."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, SliceSum) and isinstance(schedule, SliceSumSchedule)
     text = _text(kernel, schedule, request.entry, Language.of(request.target))
     return Lowered.of_text(text, request.entry, blocks=schedule.blocks(kernel), threads=schedule.threads)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.gpu.attention.functions import device_functions
+from codegen.gpu.walks.functions import device_functions
 from codegen.target import Target
 from codegen.tir.lowered import KERNEL_SUFFIX
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.attention.staged_walk import StagedWalk
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.walks.staged_walk import StagedWalk
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.model.gpu.attention import registers_per_thread

@@ -12,26 +12,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.gpu.attention.fragments import cleared, own_fragments, product_of_columns, product_of_rows, unseen_keys
-from codegen.gpu.attention.staged_tiles import StagedTile
-from codegen.gpu.attention.warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.bounds import named
+from codegen.gpu.walks.fragments import cleared, own_fragments, product_of_columns, product_of_rows, unseen_keys
+from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.block_range import KEYS_OF_QUERIES, QUERIES_OF_KEYS
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, padded, pitch_bytes
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes, number_place
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
     """Gradients of attention by the matrix instructions of single warps."""
-    return isinstance(request.schedule, GradientSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+    return request.schedule.instruction is Instruction.MMA_16X8X16
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> Lowered:
     """The kernel of a gradient."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
     shared = gradient_shared_bytes(kernel, schedule)
     text = _text(kernel, schedule, request.entry)
     return Lowered.of_text(
@@ -127,22 +128,22 @@ def _constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> s
 
 
 #: Which queries a block has, and which keys they see. The longest walks start first.
-_PLACE_OF_QUERIES = """\
+_PLACE_OF_QUERIES = f"""\
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS, problem = blockIdx.x / ROW_BLOCKS;
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
   const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
-  const int end = CAUSAL ? min(last_query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
-  const int first_step = WINDOW ? max(first_query + AHEAD - WINDOW + 1, 0) / STEP : 0;
+  const int end = {named(KEYS_OF_QUERIES[1], "last_query")};
+  const int first_step = {named(KEYS_OF_QUERIES[0], "first_query", " / STEP")};
   const int steps = (end + STEP - 1) / STEP - first_step;"""
 
 #: Which keys a block has, and which queries see them. The first keys are seen by most, and start first.
-_PLACE_OF_KEYS = """\
+_PLACE_OF_KEYS = f"""\
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int share = blockIdx.x / ROW_BLOCKS % SHARES, problem = blockIdx.x / (ROW_BLOCKS * SHARES);
   const int first_row = blockIdx.x % ROW_BLOCKS * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
-  const int begin = CAUSAL ? max(first_row - AHEAD, 0) * GROUP : 0;
-  const int end = WINDOW ? min(last_row - AHEAD + WINDOW, QUERIES_ALL) * GROUP : WALKED_ALL;
+  const int begin = {named(QUERIES_OF_KEYS[0], "first_row")};
+  const int end = {named(QUERIES_OF_KEYS[1], "last_row")};
   const int first_step = begin / STEP, steps = (end + STEP - 1) / STEP - first_step;"""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.gpu.attention.staged_walk import StagedWalk
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.walks.staged_walk import StagedWalk
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.pair import product_pair

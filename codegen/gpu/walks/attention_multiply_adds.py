@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.gpu.attention.float_products import FloatProducts
-from codegen.gpu.attention.language import ELEMENTS, Language
+from codegen.gpu.walks.bounds import numbered
+from codegen.gpu.walks.float_products import FloatProducts
+from codegen.gpu.walks.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel
@@ -19,15 +20,14 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import AttentionSchedule, SharedFloats, shared_bytes
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
     """Attention without matrix instructions."""
-    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction is Instruction.FMA
+    return request.schedule.instruction is Instruction.FMA
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     shared, language = shared_bytes(kernel, schedule), Language.of(request.target)
     text = _text(kernel, schedule, request.entry, language)
     return Lowered.of_text(
@@ -55,7 +55,7 @@ def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str, lang
 
 def _place(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """Which rows a block has, which keys they see, and which of those the block walks; the longest walks first."""
-    attention, row_blocks, keys_all = kernel.attention, schedule.row_blocks(kernel), kernel.attention.key_count
+    attention, row_blocks, walked = kernel.attention, schedule.row_blocks(kernel), kernel.block_range
     last = f"(first_row + {schedule.rows - 1}) / {kernel.group}"
     lines = [
         f"const int thread = THREAD, lane = thread % {schedule.lanes}, first = thread / {schedule.lanes};",
@@ -64,13 +64,9 @@ def _place(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         f"const int first_row = row_block * {schedule.rows}, first_query = first_row / {kernel.group};",
         f"const int last_query = {last} < {attention.queries - 1} ? {last} : {attention.queries - 1};",
     ]
-    end, begin = str(keys_all), "0"
-    if attention.causal:
-        seen = f"last_query + {kernel.ahead + 1}"
-        end = f"{seen} < {keys_all} ? {seen} : {keys_all}"
-    if attention.window_size:
-        seen = f"first_query + {kernel.ahead - attention.window_size + 1}"
-        begin = f"({seen} > 0 ? {seen} : 0) / {schedule.keys}"
+    first_bound, last_bound = walked.bounds
+    begin = numbered(first_bound, "first_query", walked.sizes, f" / {schedule.keys}")
+    end = numbered(last_bound, "last_query", walked.sizes)
     lines += [
         f"const int seen_end = {end}, seen_begin = {begin};",
         f"const int steps_all = (seen_end + {schedule.keys - 1}) / {schedule.keys} - seen_begin;",

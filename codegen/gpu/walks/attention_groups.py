@@ -15,8 +15,8 @@ exponentials of the step are taken when the logits are there and while the value
 
 from __future__ import annotations
 
-from codegen.gpu.attention.group_functions import BESIDE, done_name, logits_name, values_name
-from codegen.gpu.attention.warps import (
+from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
+from codegen.gpu.walks.attention_warps import (
     CLEAR,
     PLACE,
     PRODUCTS,
@@ -28,7 +28,7 @@ from codegen.gpu.attention.warps import (
     results,
     softmax,
 )
-from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
+from codegen.gpu.walks.group_functions import BESIDE, done_name, logits_name, values_name
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
@@ -39,15 +39,14 @@ from sokoban.schedule.attention import BARRIERS_BYTES, GROUP_WARPS, AttentionSch
 from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
     """Attention by the matrix instructions of warp groups."""
-    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction.is_by_groups
+    return request.schedule.instruction.is_by_groups
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     return Lowered.of_text(
         _text(kernel, schedule, request.entry),
         request.entry,

@@ -2,7 +2,7 @@
 
 Threads form a grid over a tile of logits: a thread has ``thread_rows`` rows, ``threads / lanes`` apart, and every
 ``lanes``-th row of a step, or four columns of it in turn with its neighbours. The texts are in the words of
-:mod:`codegen.gpu.attention.language`.
+:mod:`codegen.gpu.walks.language`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from codegen.gpu.attention.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
-from codegen.gpu.attention.staged_tiles import StagedTile
-from codegen.gpu.attention.staged_walk import StagedWalk, held_rows
+from codegen.gpu.walks.bounds import named
+from codegen.gpu.walks.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
+from codegen.gpu.walks.staged_tiles import StagedTile
+from codegen.gpu.walks.staged_walk import StagedWalk, held_rows
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import AttentionKernel
+from sokoban.kernel.block_range import KEYS_OF_QUERIES
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
@@ -31,15 +33,14 @@ from sokoban.schedule.attention import (
 PRODUCTS = {"float16": ("mma_16x8x16_f16", "pair_f16"), "bfloat16": ("mma_16x8x16_bf16", "pair_bf16")}
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
     """Attention by the matrix instructions of single warps."""
-    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+    return request.schedule.instruction is Instruction.MMA_16X8X16
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     product, pair = PRODUCTS[kernel.attention.dtype]
     shared = shared_bytes(kernel, schedule)
     body = f"""\
@@ -104,18 +105,18 @@ def named_sizes(sizes: Mapping[str, int]) -> str:
 
 
 #: Which rows a block has, which keys they see, and which of those the block walks. The longest walks start first.
-PLACE = """\
+PLACE = f"""\
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS;
   const int slice = blockIdx.x / ROW_BLOCKS % SLICES, problem = blockIdx.x / (ROW_BLOCKS * SLICES);
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
   const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
-  const int seen_end = CAUSAL ? min(last_query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
-  const int seen_begin = WINDOW ? max(first_query + AHEAD - WINDOW + 1, 0) / KEYS : 0;
+  const int seen_end = {named(KEYS_OF_QUERIES[1], "last_query")};
+  const int seen_begin = {named(KEYS_OF_QUERIES[0], "first_query", " / KEYS")};
   const int steps_all = (seen_end + KEYS - 1) / KEYS - seen_begin, share = (steps_all + SLICES - 1) / SLICES;
   const int first_step = seen_begin + slice * share, steps = min(share, steps_all - slice * share);
   // Rows of a problem are its queries, of all heads of a group one beside the other; each head lies by itself.
-  auto place_of = [](int row) { return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; };"""
+  auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};"""
 
 
 def queries_tile(kernel: AttentionKernel, schedule: AttentionSchedule) -> StagedTile:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.attention import groups
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import own_architecture
+from codegen.gpu.walks import attention_groups
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
@@ -62,14 +62,14 @@ def test_results_are_those_of_float64(schedule: AttentionSchedule, slices: int, 
 def test_a_text_without_one_of_what_orders_copies_and_products_is_noticed(
     monkeypatch: pytest.MonkeyPatch, line: str, problem: str
 ) -> None:
-    written = groups._text
+    written = attention_groups._text
 
     def without(*arguments: Any) -> str:
         text = written(*arguments)
         assert line in text
         return text.replace(line, "", 1)
 
-    monkeypatch.setattr(groups, "_text", without)
+    monkeypatch.setattr(attention_groups, "_text", without)
     result = checked(by_groups(), queries=64)
     assert not result.passed and problem in result.reason
 
@@ -77,7 +77,7 @@ def test_a_text_without_one_of_what_orders_copies_and_products_is_noticed(
 @pytest.mark.usefixtures("emulator")
 def test_exponentials_of_a_product_that_is_under_way_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for values: without it new exponentials, and sums that shrink, meet products of the step before."""
-    from codegen.gpu.attention import group_functions
+    from codegen.gpu.walks import group_functions
 
     written = group_functions._done
     late = "#define products_done_but_0_16(d) (void)0\n"

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codegen.gpu.attention.float_products import FloatProducts
-from codegen.gpu.attention.language import ELEMENTS, Language
-from codegen.gpu.attention.multiply_adds import FloatTile
+from codegen.gpu.walks.attention_multiply_adds import FloatTile
+from codegen.gpu.walks.bounds import inside, numbered
+from codegen.gpu.walks.float_products import FloatProducts
+from codegen.gpu.walks.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
@@ -21,15 +22,14 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention_gradient import GradientFloats, GradientSchedule, gradient_shared_bytes, weight_pitch
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
     """Gradients of attention without matrix instructions."""
-    return isinstance(request.schedule, GradientSchedule) and request.schedule.instruction is Instruction.FMA
+    return request.schedule.instruction is Instruction.FMA
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> Lowered:
     """The kernel of a gradient."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
     language, shared = Language.of(request.target), gradient_shared_bytes(kernel, schedule)
     text = _Text(kernel, schedule).kernel(request.entry, language)
     return Lowered.of_text(
@@ -124,37 +124,32 @@ class _Text:
     def _place_of_queries(self) -> Iterator[str]:
         """Which queries a block has, and which keys they see; the longest walks first."""
         gradient, schedule, attention = self.gradient, self.schedule, self.gradient.attention
-        blocks, keys_all, step = schedule.row_blocks(gradient), attention.key_count, schedule.step
+        blocks = schedule.row_blocks(gradient)
         last = f"(first_row + {schedule.rows - 1}) / {gradient.group}"
         yield self._thread
         yield f"const int block = BLOCK, problem = block / {blocks};"
         yield f"const int first_row = ({blocks - 1} - block % {blocks}) * {schedule.rows};"
         yield f"const int first_query = first_row / {gradient.group};"
         yield f"const int last_query = {last} < {attention.queries - 1} ? {last} : {attention.queries - 1};"
-        end, begin = str(keys_all), "0"
-        if attention.causal:
-            seen = f"last_query + {gradient.ahead + 1}"
-            end = f"({seen} < {keys_all} ? {seen} : {keys_all})"
-        if attention.window_size:
-            seen = f"first_query + {gradient.ahead - attention.window_size + 1}"
-            begin = f"({seen} > 0 ? {seen} : 0) / {step}"
-        yield f"const int first_step = {begin}, steps = ({end} + {step - 1}) / {step} - first_step;"
+        yield self._steps("first_query", "last_query")
 
     def _place_of_keys(self) -> Iterator[str]:
         """Which keys a block has, and which queries see them; the first keys are seen by most, and start first."""
-        gradient, schedule, attention = self.gradient, self.schedule, self.gradient.attention
-        blocks, group, step = schedule.row_blocks(gradient), gradient.group, schedule.step
+        gradient, schedule = self.gradient, self.schedule
+        blocks = schedule.row_blocks(gradient)
         yield self._thread
         yield f"const int block = BLOCK, problem = block / {blocks}, first_row = block % {blocks} * {schedule.rows};"
         last = f"first_row + {schedule.rows - 1}"
         yield f"const int last_row = {last} < {gradient.rows - 1} ? {last} : {gradient.rows - 1};"
-        end, begin = str(gradient.walked_rows), "0"
-        if attention.causal:
-            begin = f"(first_row > {gradient.ahead} ? first_row - {gradient.ahead} : 0) * {group} / {step}"
-        if attention.window_size:
-            seen, most = f"last_row + {attention.window_size - gradient.ahead}", attention.queries
-            end = f"({seen} < {most} ? {seen} : {most}) * {group}"
-        yield f"const int first_step = {begin}, steps = ({end} + {step - 1}) / {step} - first_step;"
+        yield self._steps("first_row", "last_row")
+
+    def _steps(self, first: str, last: str) -> str:
+        """The first step of a block and how many it walks, by its first and last own row."""
+        walked, step = self.gradient.block_range, self.schedule.step
+        first_bound, last_bound = walked.bounds
+        begin = numbered(first_bound, first, walked.sizes, f" / {step}")
+        end = inside(numbered(last_bound, last, walked.sizes))
+        return f"const int first_step = {begin}, steps = ({end} + {step - 1}) / {step} - first_step;"
 
     @property
     def _thread(self) -> str:

@@ -1,17 +1,15 @@
 """Two products in a row by ``mma.sync``: every warp multiplies rows of its own by all columns of H of a step.
 
-As in attention (:mod:`codegen.gpu.attention.warps`) the fragment of sums that the first product leaves is the fragment
-of factors that the second one takes, so that elements of H go from product to product in registers: in float32 through
-what is done with each of them, then rounded to 16 bits.
+As in attention (:mod:`codegen.gpu.walks.attention_warps`) the fragment of sums that the first product leaves is the
+fragment of factors that the second one takes, so that elements of H go from product to product in registers: in float32
+through what is done with each of them, then rounded to 16 bits.
 """
 
 from __future__ import annotations
 
-from codegen.gpu.attention.fragments import cleared, own_fragments, product_of_columns, product_of_rows
-from codegen.gpu.attention.staged_tiles import StagedTile
-from codegen.gpu.attention.staged_walk import StagedWalk, held_rows
-from codegen.gpu.attention.warps import PRODUCTS, named_sizes
-from codegen.gpu.pairs.pointwise import (
+from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.fragments import cleared, own_fragments, product_of_columns, product_of_rows
+from codegen.gpu.walks.pair_pointwise import (
     SUM,
     batch_places,
     column_loads,
@@ -21,6 +19,8 @@ from codegen.gpu.pairs.pointwise import (
     parameters,
     problem_start,
 )
+from codegen.gpu.walks.staged_tiles import StagedTile
+from codegen.gpu.walks.staged_walk import StagedWalk, held_rows
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
@@ -29,15 +29,14 @@ from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, padded, pitch
 from sokoban.schedule.pair import PairSchedule, StagedFactor, pair_shared_bytes, staged_factors
 
 
-def takes(request: LoweringRequest) -> bool:
+def takes(request: LoweringRequest[ProductPair, PairSchedule]) -> bool:
     """Pairs of products by the matrix instructions of single warps."""
-    return isinstance(request.schedule, PairSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+    return request.schedule.instruction is Instruction.MMA_16X8X16
 
 
-def lower(request: LoweringRequest) -> Lowered:
+def lower(request: LoweringRequest[ProductPair, PairSchedule]) -> Lowered:
     """The kernel of a pair of products."""
     kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, ProductPair) and isinstance(schedule, PairSchedule)
     return Lowered.of_text(
         _text(kernel, schedule, request.entry), request.entry, blocks=schedule.blocks(kernel),
         threads=schedule.threads, shared_bytes=pair_shared_bytes(kernel, schedule),

@@ -1,0 +1,45 @@
+"""The questions that kernels of all kinds answer for themselves, and the answers of most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from sokoban.language.expression import Tensor
+
+
+class _HasTensors(Protocol):
+    @property
+    def inputs(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def output(self) -> Tensor: ...
+
+
+_K = TypeVar("_K", bound="Kernel")
+
+
+class Kernel:
+    """A kernel of a program, whatever it computes: it has ``inputs`` and an ``output``."""
+
+    #: Whether its text in OpenCL C reads and writes 16-bit floats as they are.
+    KEEPS_NARROW_FLOATS: ClassVar[bool] = True
+
+    @property
+    def tensors(self: _HasTensors) -> tuple[Tensor, ...]:
+        """Its tensors in the order of its parameters: the inputs, then the output."""
+        return (*self.inputs, self.output)
+
+    @property
+    def parameters(self: _HasTensors) -> tuple[str, ...]:
+        """Names of its parameters: those of its tensors."""
+        return tuple(tensor.name for tensor in (*self.inputs, self.output))
+
+    @property
+    def schedule_numbers(self) -> Mapping[str, Any]:
+        """Numbers of the problem that its schedule has in files."""
+        return {}
+
+    def widened(self: _K) -> _K:
+        """The kernel as OpenCL C has it: with narrower floats in float32 where its text cannot read them."""
+        return self
