@@ -39,7 +39,8 @@ _LIBRARY.impl("bias_dropout_add", lambda x, *_: (torch.empty_like(x), torch.empt
 
 
 def _normed(x: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), *(x.new_empty(x.shape[:-1], dtype=torch.float) for _ in range(2))
+    mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float) for _ in range(2))
+    return torch.empty_like(x), mean, rstd
 
 
 _LIBRARY.impl("fast_layer_norm", _normed, "Meta")
