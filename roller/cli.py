@@ -107,56 +107,23 @@ def compile_command(
     with kernel_pool(jobs) as pool:
         # The processes load TVM meanwhile.
         from hal.catalog import load_device
+        from roller.command.compile import CompileRequest
 
         device = load_device(device_name)
         check_compilable(device)
         check_out(out)
         check_readable(file)
-        key = None
-        if cached:
-            from roller.command.known import answer_key, keep_answer, known_answer, show_known
+        request = CompileRequest(
+            file=file, device=device, out=out, top_k=top_k, verify=verify, method=method, algorithms=algorithms,
+            cached=cached, as_json=as_json, start=start,
+        )  # fmt: skip
+        if cached and request.show_known():
+            return
+        finished, without = request.build(pool)
+    if cached:
+        request.keep(finished, is_whole=not without)
+    from roller.command.tables import print_compiled, struck_out_lines
 
-            key = answer_key(file, device, top_k, verify, method, algorithms)
-            known = known_answer(key)
-            if known is not None:
-                show_known(known, device, out, start, as_json=as_json)
-                return
-        from codegen.compile.cache import known_first
-        from roller.algorithms import parse_algorithms
-        from roller.command.tables import (
-            compiled_json,
-            is_lasting,
-            known_operator,
-            print_compiled,
-            refused_json,
-            struck_out_lines,
-        )
-        from roller.compile.bundles import write_bundle
-        from roller.compile.pipeline import compile_operators
-        from sokoban.language.operators import load_operators
-
-        expressions = load_operators(file)
-        kinds = parse_algorithms(algorithms)
-        builders = known_first(pool) if cached else pool
-        results = compile_operators(
-            expressions, device, top_k=top_k, verify=verify, pool=builders, method=method, algorithms=kinds
-        )
-        with progress(len(expressions), show=not as_json) as advance:
-            finished, without = [], []
-            for compiled in results:
-                advance(compiled.expr.name)
-                if compiled.error:
-                    without.append(compiled)
-                    if as_json:
-                        click.echo(refused_json(compiled, device))
-                    continue
-                bundle = write_bundle(compiled, device, out)
-                if as_json:
-                    click.echo(compiled_json(compiled, bundle))
-                finished.append((compiled, bundle))
-    if key is not None:
-        is_whole = not without and all(is_lasting(compiled, verify) for compiled, _ in finished)
-        keep_answer(key, [known_operator(compiled, bundle) for compiled, bundle in finished] if is_whole else [])
     if finished and not as_json:
         print_compiled(finished, device, time.perf_counter() - start)
     for line in struck_out_lines([compiled for compiled, _ in finished]):

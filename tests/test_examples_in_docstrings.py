@@ -14,8 +14,7 @@ PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 
 #: Rooms whose modules import PyTorch, and modules that do.
 WITH_PYTORCH = (
-    "daydream.capture.", "daydream.planners.", "bench.accuracy.kernelbench", "bench.accuracy.plans",
-    "bench.daydream.real_ranks",
+    "daydream.capture.", "daydream.planners.", "bench.accuracy.steps.kernelbench", "bench.accuracy.steps.plans",
 )  # fmt: skip
 #: Modules that import TVM.
 WITH_TVM = ("codegen.gpu.source.text",)

@@ -1,4 +1,4 @@
-"""A module in the wrong room, or in a room that no contract lists, fails the import contracts."""
+"""A module in the wrong room, or in a room that no contract lists, fails the import contracts; rooms stay small."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
@@ -44,6 +46,22 @@ MISPLACED = {
         "hal: catalogue, this machine, measuring, spec, support BROKEN",
     ),
 }
+
+
+#: Most modules of a room's own, those of rooms inside it apart.
+MOST = 20
+
+
+def test_no_room_has_more_modules_than_one_can_survey() -> None:
+    folders = [path for package in PACKAGES for path in (ROOT / package, *(ROOT / package).rglob("*")) if path.is_dir()]
+    modules = {folder: [path for path in folder.glob("*.py") if path.stem != "__init__"] for folder in folders}
+    assert {str(folder): len(own) for folder, own in modules.items() if len(own) > MOST} == {}
+
+
+def test_a_wheel_has_every_package_but_the_bench() -> None:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]["find"]
+    tops = {name.partition(".")[0] for name in find_packages(str(ROOT), include=found["include"])}
+    assert tops == set(PACKAGES) - {"bench"}
 
 
 @pytest.fixture(scope="module")

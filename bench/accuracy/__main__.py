@@ -15,13 +15,15 @@ from bench.accuracy.data import data_directory
 from bench.accuracy.page import write_page
 from hal.support.errors import InputError
 
-#: Modules of this package with a function ``table(data: Path, out: Path)`` that returns tables of rich and may write
-#: pictures to ``out``; another table is another name here.
-TABLES = (
-    "schedules", "published", "library", "models", "rivals", "networks", "plans", "jobs", "vision_jobs",
-    "backward_calls", "ported", "tensor_core", "kernelbench", "own_products", "own_steps", "own_attention", "thesis",
-    "ablation",
-)  # fmt: skip
+#: Tables by the room that makes them: modules with a function ``table(data: Path, out: Path)`` that returns tables of
+#: rich and may write pictures to ``out``. They are printed in this order.
+ROOMS = {
+    "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "rivals": "steps",
+    "networks": "steps", "plans": "steps", "jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
+    "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "own_products": "kernels",
+    "own_steps": "kernels", "own_attention": "kernels", "thesis": "kernels",
+}  # fmt: skip
+TABLES = tuple(ROOMS)
 
 
 @click.command()
@@ -70,7 +72,7 @@ def main(data: Path | None, out: Path, only: tuple[str, ...], page: Path | None)
 
 def _tables(name: str, data: Path, out: Path) -> Iterable[Table]:
     """The tables of a module of this package, its pictures in ``out``."""
-    made: Iterable[Table] = importlib.import_module(f"bench.accuracy.{name}").table(data, out)
+    made: Iterable[Table] = importlib.import_module(f"bench.accuracy.{ROOMS[name]}.{name}").table(data, out)
     return made
 
 

@@ -18,8 +18,8 @@ from bench.cpu.pace import Pace
 from bench.cpu.processes import Contender, Process
 from bench.cpu.results import FORMAT, Results, read_results, write_results
 from bench.cpu.rivals import RIVALS, blas_environment
-from bench.cpu.statistics import WIDE
 from bench.cpu.tuned import FOLDER, Store
+from bench.timed.statistics import WIDE
 from hal.support.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,10 @@ import numpy as np
 
 from bench.cpu.pace import Pace
 from bench.cpu.processes import Contender, seconds_of_turn
-from bench.cpu.results import Check, Entry, Facts, OperatorResult
-from bench.cpu.statistics import spread
+from bench.cpu.results import Entry, Facts, OperatorResult
 from bench.cpu.timing import interleaved
 from bench.suites import suite_path
+from bench.timed.statistics import Check, spread
 from codegen.tolerance import tolerance_of
 from hal.support.errors import InputError
 from roller.profile.cpu import rotating_sets
@@ -96,7 +96,7 @@ def _with_prediction(one: OperatorResult, seconds: float | None) -> OperatorResu
 
 def compared(spec: Spec, contenders: Mapping[str, Contender], settings: Settings, folder: Path) -> OperatorResult:
     """One operator by everybody; its inputs and references pass through `folder`."""
-    from bench.gpu.operators import problem
+    from bench.calls.operators import problem
 
     expr = operator_from_data(dict(spec))
     known = problem("cpu", spec)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.cpu.results import ONEDNN, Entry, OperatorResult, Results
-from bench.cpu.statistics import geometric_mean
+from bench.timed.statistics import geometric_mean
 
 GEMMS = ("gemm_512", "gemm_1024")
 #: The operators that MetaSchedule tries 512 candidates of.

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cpu.results import OperatorResult, Results
-from bench.cpu.statistics import Spread, geometric_mean
 from bench.cpu.tables import COLUMNS
 from bench.pictures import new_figure, save
+from bench.timed.statistics import Spread, geometric_mean
 
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:gray")
 _COLUMNS = 3

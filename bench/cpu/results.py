@@ -7,22 +7,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from bench.cpu.files import read_file, write_file
 from bench.cpu.machine import Machine
-from bench.cpu.statistics import Spread, ratios
+from bench.timed.files import read_file, write_file
+from bench.timed.statistics import Check, Spread, ratios
 
 FORMAT = 1
 
 #: Who counts as PyTorch's oneDNN: the better of both layouts.
 ONEDNN = ("torch", "torch-turned")
-
-
-class Check(Struct, frozen=True, kw_only=True):
-    """The comparison with the float64 reference, largest |out - reference| / (|reference| + rms of the reference)."""
-
-    relative_error: float
-    tolerance: float
-    passed: bool
 
 
 class Facts(Struct, frozen=True, kw_only=True):

@@ -163,7 +163,7 @@ def torch_other_layout(operator: Operator) -> Prepared:
 def _torch(
     operator: Operator, use: Callable[[Callable[[Mapping[str, Any]], Call], Mapping[str, Any]], Call]
 ) -> Prepared:
-    from bench.gpu.operators import problem
+    from bench.calls.operators import problem
 
     torch = importlib.import_module("torch")
     torch.set_num_threads(len(operator.cpus))

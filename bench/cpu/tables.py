@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bench.cpu.criteria import Criterion, error_then, prediction_error
 from bench.cpu.machine import Machine
 from bench.cpu.results import ONEDNN, Entry, OperatorResult, Results
-from bench.cpu.statistics import Spread, geometric_mean
+from bench.timed.statistics import Spread, geometric_mean
 from roller.text.quantities import si_text, time_text
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from bench.timed.statistics import turn
+
 #: A contender gives the seconds of one call, the median of its turn.
 Turn = Callable[[], float]
 
@@ -28,8 +30,7 @@ def interleaved(
     failed: dict[str, str] = {}
     for number in range(rounds):
         names = [name for name in turns if name not in failed]
-        first = number % len(names) if names else 0
-        for name in (*names[first:], *names[:first]):
+        for name in turn(names, number):
             pause()
             try:
                 found[name].append(turns[name]())

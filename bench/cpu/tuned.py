@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bench.cpu.files import read_file, write_file
+from bench.timed.files import read_file, write_file
 
 FORMAT = 1
 FOLDER = Path(__file__).parent / "tuned"

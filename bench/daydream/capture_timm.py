@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="of so many names in a row only the first")
     parser.add_argument("names", nargs="*", help="networks; all if none is given")
     options = parser.parse_args(arguments)
-    from daydream.capture.torchvision_operators import import_torchvision
+    from daydream.capture.models.torchvision_operators import import_torchvision
 
     import_torchvision()
     import timm

@@ -23,7 +23,6 @@ import click
 import msgspec
 
 from bench.cpu.machine import Machine, busy_notes, this_machine, thread_environment
-from bench.cpu.statistics import WIDE, Spread, spread
 from bench.daydream.cpu_results import (
     FORMAT,
     LIMIT,
@@ -37,10 +36,11 @@ from bench.daydream.cpu_results import (
     step_table,
     write_loop,
 )
+from bench.timed.statistics import WIDE, Spread, spread
 from codegen import write_atomic
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
-from daydream.passes.replace_operator import recorded_call_us, replaced
+from daydream.passes.kernels.replace_operator import recorded_call_us, replaced
 from daydream.passes.unprofiled import unprofiled
 from daydream.swap.bundles import BundledOperator, read_bundles
 from daydream.swap.plan import Replacement, replaceable, replacements

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from bench.cpu.files import read_file, write_file
 from bench.cpu.machine import Machine
-from bench.cpu.statistics import Spread
+from bench.timed.files import read_file, write_file
+from bench.timed.statistics import Spread
 from roller.text.quantities import time_text
 
 if TYPE_CHECKING:

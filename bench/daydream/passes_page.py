@@ -112,7 +112,7 @@ COMMENTS: dict[str, str] = {
 #: Passes whose answers were compared with measurements: with which, and what came out.
 CHECKED: dict[str, str] = {
     "accumulate": "Yes, on a CPU: three networks trained on one core, predicted from plain recordings"
-    " (`python -m bench.daydream.recompute`): times within 5.7 %, peaks within 1.4 %. Without a measurement:"
+    ": times within 5.7 %, peaks within 1.4 %. Without a measurement:"
     " what kernels take at a quarter of the batch is within 0.6 % of two models captured at that batch.",
     "amp": "On a T4, a perceptron recorded before and after: 5.88 ms of GPU a step, predicted 2.85, measured "
     "2.83; products 3.95, predicted 0.62, measured 0.76. Bytes at the peak are within 1.2 % of ResNet-50 "
@@ -120,12 +120,12 @@ CHECKED: dict[str, str] = {
     "ddp": "Not here. The thesis found whole steps within 10 % (4.6.5) where `interference` is what its figure 4.9"
     " measured, 34 %; that is the default.",
     "fsdp": "Yes, with two and four ranks on gloo, from a recording of DDP on two: within 4.5 %"
-    " (`python -m bench.daydream.real_ranks`, [many ranks](ranks.md#real-ranks-on-gloo)).",
+    " ([many ranks](ranks.md#real-ranks-on-gloo)).",
     "port": "Yes: see [accuracy.md](accuracy.md#ported-to-another-board).",
     "rebucket": "Yes, with other buckets and two and four ranks on gloo, from a recording of two: within 3.7 %"
-    " (`python -m bench.daydream.real_ranks`, [many ranks](ranks.md#real-ranks-on-gloo)).",
+    " ([many ranks](ranks.md#real-ranks-on-gloo)).",
     "recompute": "Yes, on a CPU: three networks trained on one core with `torch.utils.checkpoint`, predicted from plain"
-    " recordings (`python -m bench.daydream.recompute`): times within 4.7 %, peaks within 2.5 %. Without a measurement:"
+    " recordings: times within 4.7 %, peaks within 2.5 %. Without a measurement:"
     " to the byte at the peak what ResNet-50, a vision transformer and a mixer hold when captured with checkpoints.",
     "replace-kernel": "Its prices, yes: see [repricing.md](repricing.md). Whole steps with other kernels, no.",
     "replace-operator": "Yes: see [the loop](cpu-loop.md).",

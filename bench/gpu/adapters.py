@@ -93,7 +93,7 @@ def _kernel_record(kernel: Any) -> dict[str, Any]:
     if m.seconds is not None:
         half = (m.spread_seconds or 0.0) / 2
         record["cold"] = {
-            "seconds": m.seconds, "p10": m.seconds - half, "p90": m.seconds + half, "count": m.repeats,
+            "median": m.seconds, "low": m.seconds - half, "high": m.seconds + half, "count": m.repeats,
         }  # fmt: skip
     return record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 
 from bench.gpu.results import Candidate, OperatorResult, ProfileResult, Results
 
@@ -73,9 +73,9 @@ def duels(results: Results, rival: str, precision: str) -> list[Duel]:
             for competitor in (candidate(result, name, precision) for name in names)
             if competitor is not None
         ]
-        times = [competitor.cold.seconds for competitor in rivals if competitor.cold is not None]
+        times = [competitor.cold.median for competitor in rivals if competitor.cold is not None]
         if ours is not None and ours.cold is not None and times and result.dtype == precision:
-            fights.append(Duel(result, ours.cold.seconds, min(times)))
+            fights.append(Duel(result, ours.cold.median, min(times)))
     return fights
 
 
@@ -86,7 +86,7 @@ def standing(rival: str, precision: str, fights: Sequence[Duel]) -> Standing:
     def share(slack: float) -> float:
         return sum(ratio * (1 + slack) >= 1 for ratio in ratios) / len(ratios)
 
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    mean = geometric_mean(ratios)
     return Standing(
         rival=rival,
         precision=precision,
@@ -130,7 +130,7 @@ class Prediction:
 def prediction(op: str, profiles: Sequence[ProfileResult]) -> Prediction | None:
     """Over the kernels of some bundles; None where none was timed."""
     pairs = [
-        (kernel.predicted_seconds, kernel.cold.seconds)
+        (kernel.predicted_seconds, kernel.cold.median)
         for profile in profiles
         for kernel in profile.kernels
         if kernel.cold
@@ -149,7 +149,7 @@ def prediction(op: str, profiles: Sequence[ProfileResult]) -> Prediction | None:
 
 
 def _leads(profile: ProfileResult) -> bool | None:
-    times = {kernel.rank: kernel.cold.seconds for kernel in profile.kernels if kernel.cold is not None}
+    times = {kernel.rank: kernel.cold.median for kernel in profile.kernels if kernel.cold is not None}
     return times[1] <= 1.05 * min(times.values()) if 1 in times else None
 
 
@@ -178,7 +178,7 @@ def misses(results: Results) -> list[Miss]:
     found = [
         Miss(
             key=profile.key, rank=kernel.rank, kind=kernel.kind, predicted=kernel.predicted_seconds,
-            measured=kernel.cold.seconds,
+            measured=kernel.cold.median,
         )
         for profile in results.profile
         for kernel in profile.kernels
@@ -194,7 +194,7 @@ def predictions_by_kind(results: Results) -> list[tuple[str, int, float, float]]
     for profile in results.profile:
         for kernel in profile.kernels:
             if kernel.cold:
-                pairs.setdefault(kernel.kind, []).append(kernel.predicted_seconds / kernel.cold.seconds)
+                pairs.setdefault(kernel.kind, []).append(kernel.predicted_seconds / kernel.cold.median)
     return [
         (kind, len(ratios), sum(abs(ratio - 1) for ratio in ratios) / len(ratios), median(ratios))
         for kind, ratios in sorted(pairs.items())

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bench.gpu.operators import Problem
+from bench.calls.operators import Problem
 
 Tensor = Any
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.calls.operators import Problem, problem
 from bench.gpu.board import QUERY
-from bench.gpu.machine import Event, Launch, Run, Tensor
-from bench.gpu.operators import Problem, problem
+from bench.gpu.machine import CudaEvent, CudaMachine, Launch, Run, Tensor
 
 #: Prints one sample as nvidia-smi does, then waits to be stopped.
 SMI = (
@@ -26,7 +26,7 @@ SMI = (
 )
 
 
-class FakeMachine:
+class FakeMachine(CudaMachine):
     """`broken_by` is a message after which the GPU counts as lost, as after an illegal access."""
 
     device = "cpu"
@@ -38,7 +38,7 @@ class FakeMachine:
         self.flushes = 0
         self.replays = 0
 
-    def event(self) -> Event:
+    def event(self) -> CudaEvent:
         return _FakeEvent()
 
     def synchronize(self) -> None:
@@ -87,7 +87,7 @@ class FakeMachine:
 
     def profile(self, bundle: Path) -> list[dict[str, Any]]:
         right = {"relative_error": 1e-7, "tolerance": 1e-4, "passed": True, "share": 1.0}
-        times = {"seconds": 2e-5, "p10": 1e-5, "p90": 3e-5, "count": 10}
+        times = {"median": 2e-5, "low": 1e-5, "high": 3e-5, "count": 10}
         kernel = {"entry": "right_1", "rank": 1, "predicted_seconds": 1e-5, "check": right, "reason": ""}
         return [{**kernel, "cold": times}]
 
@@ -107,7 +107,7 @@ class FakeMachine:
         return self._broken_by in str(error)
 
 
-class _FakeEvent:
+class _FakeEvent(CudaEvent):
     def __init__(self) -> None:
         self._at = 0.0
 

@@ -196,10 +196,10 @@ def work(options: argparse.Namespace, until: float) -> int:
     from bench.gpu.board import Sampler, environment
     from bench.gpu.fakes import SMI, FakeMachine
     from bench.gpu.journal import Journal
-    from bench.gpu.machine import CudaMachine, Machine
+    from bench.gpu.machine import CudaMachine
     from bench.gpu.sections import Harvest
 
-    machine: Machine = FakeMachine() if options.dry_run else CudaMachine(options.device)
+    machine = FakeMachine() if options.dry_run else CudaMachine(options.device)
     journal = Journal(options.out)
     journal.note("environment", environment(machine.properties()))
     bundles = dry_bundles(options.out, options.most_operators) if options.dry_run else options.bundles

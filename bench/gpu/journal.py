@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 SECTIONS = ("microbench", "profile", "operators", "training")
 
 #: No output may be larger than this, traces included.

@@ -7,7 +7,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 Tensor = Any
 Run = Callable[[], Any]
@@ -17,77 +17,18 @@ Launch = Callable[[Sequence[Tensor]], None]
 FLUSH_BYTES = 256 << 20
 
 
-class Event(Protocol):
-    """A point in time on the device's current stream."""
+class CudaMachine:
+    """A CUDA GPU through PyTorch, whose tensors kernels run on; CuPy launches those of bundles on PyTorch's stream.
 
-    def record(self) -> None: ...
-
-    def seconds_until(self, later: Any) -> float:
-        """Time to a later event; both must have come to pass."""
-        ...
-
-
-class Machine(Protocol):
-    """One device that kernels and models run on. Tensors are PyTorch's."""
+    Attributes:
+        device: PyTorch's name of it.
+        architecture: ``sm_90``.
+        reference_flop: operations in float64 that one reference may take.
+    """
 
     device: str
-    """PyTorch's name of it."""
     architecture: str
-    """``sm_90``"""
     reference_flop: float
-    """Operations in float64 that one reference may take."""
-
-    def event(self) -> Event: ...
-
-    def synchronize(self) -> None: ...
-
-    def flush(self) -> None:
-        """Queue something that leaves nothing useful in L2."""
-        ...
-
-    def graph(self, run: Run, copies: int) -> Run:
-        """`run`, `copies` times in a row, as one CUDA graph; returns what replays it."""
-        ...
-
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.compile``."""
-        ...
-
-    def triton_matmul(self) -> Callable[[Tensor, Tensor, bool], Tensor]:
-        """A product of two matrices (or two batches of them) tuned by Triton; the flag allows TF32."""
-        ...
-
-    def load_kernel(self, bundle: Path, manifest: Mapping[str, Any], kernel: Mapping[str, Any]) -> Launch:
-        """A kernel of a bundle, as a function of all its tensors in the manifest's order."""
-        ...
-
-    def microbench(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        """What ``hal.microbench`` measures of the board; `progress` gets the name of each quantity before it."""
-        ...
-
-    def profile(self, bundle: Path) -> list[dict[str, Any]]:
-        """The kernels of a bundle as ``roller.profile.profile`` measures them, as in the section ``profile``."""
-        ...
-
-    def supports(self, precision: str) -> bool:
-        """Whether ``tf32``, ``bfloat16`` run on matrix units."""
-        ...
-
-    def release(self) -> None:
-        """Give memory back, forget compiled code and the peak of memory."""
-        ...
-
-    def peak_bytes(self) -> int: ...
-
-    def properties(self) -> dict[str, Any]: ...
-
-    def is_broken(self, error: BaseException) -> bool:
-        """Whether nothing can run in this process after `error`."""
-        ...
-
-
-class CudaMachine:
-    """A CUDA GPU through PyTorch; kernels of bundles are launched by CuPy on PyTorch's stream."""
 
     def __init__(self, index: int = 0) -> None:
         self._torch = importlib.import_module("torch")
@@ -102,16 +43,19 @@ class CudaMachine:
         self.reference_flop = 2e11 if self._capability in ((6, 0), (7, 0), (8, 0), (9, 0)) else 2e10
         self._flushed = self._torch.empty(FLUSH_BYTES, dtype=self._torch.uint8, device=self.device)
 
-    def event(self) -> Event:
-        return _CudaEvent(self._torch.cuda.Event(enable_timing=True))
+    def event(self) -> CudaEvent:
+        """A point in time on the device's current stream."""
+        return CudaEvent(self._torch.cuda.Event(enable_timing=True))
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
     def flush(self) -> None:
+        """Queue something that leaves nothing useful in L2."""
         self._flushed.zero_()
 
     def graph(self, run: Run, copies: int) -> Run:
+        """`run`, `copies` times in a row, as one CUDA graph; returns what replays it."""
         cuda = self._torch.cuda
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
@@ -127,14 +71,17 @@ class CudaMachine:
         return replay
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.compile``."""
         compiled: Callable[..., Any] = self._torch.compile(function, dynamic=False)
         return compiled
 
     def triton_matmul(self) -> Callable[[Tensor, Tensor, bool], Tensor]:
+        """A product of two matrices (or two batches of them) tuned by Triton; the flag allows TF32."""
         matmul: Callable[[Tensor, Tensor, bool], Tensor] = importlib.import_module("bench.gpu.triton_matmul").matmul
         return matmul
 
     def load_kernel(self, bundle: Path, manifest: Mapping[str, Any], kernel: Mapping[str, Any]) -> Launch:
+        """A kernel of a bundle, as a function of all its tensors in the manifest's order."""
         cupy, launching = importlib.import_module("cupy"), importlib.import_module("codegen.runtime.gpu")
         reader = importlib.import_module("codegen.bundle.reader")
         entries = reader.read_bundle(bundle)
@@ -150,19 +97,23 @@ class CudaMachine:
         return launch
 
     def microbench(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        """What ``hal.microbench`` measures of the board; `progress` gets the name of each quantity before it."""
         from bench.gpu.adapters import microbench
 
         return microbench(self.device, progress)
 
     def profile(self, bundle: Path) -> list[dict[str, Any]]:
+        """The kernels of a bundle as ``roller.profile.profile`` measures them, as in the section ``profile``."""
         from bench.gpu.adapters import profiled
 
         return profiled(bundle, self._index)
 
     def supports(self, precision: str) -> bool:
+        """Whether ``tf32``, ``bfloat16`` run on matrix units."""
         return bool(self._capability >= {"tf32": (8, 0), "bfloat16": (8, 0)}[precision])
 
     def release(self) -> None:
+        """Give memory back, forget compiled code and the peak of memory."""
         self._torch.cuda.empty_cache()
         self._torch.cuda.reset_peak_memory_stats()
         self._torch._dynamo.reset()
@@ -177,6 +128,7 @@ class CudaMachine:
         return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
 
     def is_broken(self, error: BaseException) -> bool:
+        """Whether nothing can run in this process after `error`."""
         if isinstance(error, self._torch.cuda.OutOfMemoryError):
             return False
         try:
@@ -186,14 +138,17 @@ class CudaMachine:
         return False
 
 
-class _CudaEvent:
+class CudaEvent:
+    """A recorded point in time."""
+
     def __init__(self, event: Any) -> None:
         self._event = event
 
     def record(self) -> None:
         self._event.record()
 
-    def seconds_until(self, later: _CudaEvent) -> float:
+    def seconds_until(self, later: CudaEvent) -> float:
+        """Time to a later event; both must have come to pass."""
         return float(self._event.elapsed_time(later._event)) * 1e-3
 
 

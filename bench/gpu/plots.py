@@ -57,7 +57,7 @@ def draw_predictions(results: Results) -> Any:
     """Predicted against measured time of every kernel; None if there is none."""
     by_op: dict[str, list[tuple[float, float]]] = {}
     for profile in results.profile:
-        pairs = [(one.cold.seconds, one.predicted_seconds) for one in profile.kernels if one.cold is not None]
+        pairs = [(one.cold.median, one.predicted_seconds) for one in profile.kernels if one.cold is not None]
         by_op.setdefault(profile.op, []).extend(pairs)
     points = [pair for pairs in by_op.values() for pair in pairs]
     if not points:

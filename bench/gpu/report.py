@@ -134,7 +134,7 @@ def _operators(operators: Sequence[OperatorResult]) -> str:
     for operator in operators:
         competitors = [candidate(operator, who, operator.dtype) for who in ("roller", *RIVALS)]
         times = [
-            None if competitor is None or competitor.cold is None else competitor.cold.seconds
+            None if competitor is None or competitor.cold is None else competitor.cold.median
             for competitor in competitors
         ]
         ratio = f"{times[1] / times[0]:.2f}" if times[0] and times[1] else "-"
@@ -178,14 +178,14 @@ def _misses(results: Results) -> str:
 
 
 def _training(training: Sequence[TrainingResult]) -> str:
-    baselines = {(run.model, run.batch): run.steps.seconds for run in training if run.variant == "baseline"}
+    baselines = {(run.model, run.batch): run.steps.median for run in training if run.variant == "baseline"}
     rows = []
     for run in training:
         baseline_seconds = baselines.get((run.model, run.batch))
-        profiled_seconds = run.profiled.seconds if run.profiled else None
-        speedup = f"{baseline_seconds / run.steps.seconds:.2f}" if baseline_seconds else "-"
+        profiled_seconds = run.profiled.median if run.profiled else None
+        speedup = f"{baseline_seconds / run.steps.median:.2f}" if baseline_seconds else "-"
         rows.append(
-            (run.model, str(run.batch), run.variant, duration(run.steps.seconds), speedup, duration(profiled_seconds))
+            (run.model, str(run.batch), run.variant, duration(run.steps.median), speedup, duration(profiled_seconds))
         )
     return table(("model", "batch", "variant", "step", "speedup", "step under the profiler"), rows)
 

@@ -6,82 +6,50 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from bench.gpu.journal import FORMAT
+from bench.timed.files import read_file
+from bench.timed.statistics import Check, Spread
 from hal.support.errors import InputError
 
 
-class Spread(Struct, frozen=True, kw_only=True):
-    """Seconds: the median of ``count`` times, their 10th and 90th percentile."""
-
-    seconds: float
-    p10: float
-    p90: float
-    count: int
-
-
-class Check(Struct, frozen=True, kw_only=True):
-    """The comparison with the float64 reference; ``share`` of the output was compared."""
-
-    relative_error: float | None
-    tolerance: float
-    passed: bool
-    share: float
-
-
-class Candidate(Struct, frozen=True, kw_only=True):
-    """One who computed an operator. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
+class _Timed(Struct, frozen=True, kw_only=True):
+    """What ran, checked and timed. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
 
     Attributes:
-        who: ``library``, ``compile``, ``triton`` or ``roller``.
         cold, warm: after L2 was flushed; as one of several calls in a row.
         graph: whether it ran from a CUDA graph.
     """
 
-    name: str
-    who: str
-    precision: str
-    detail: str = ""
     check: Check | None = None
     reason: str = ""
-    setup_seconds: float = 0.0
     cold: Spread | None = None
     warm: Spread | None = None
     graph: bool | None = None
 
 
-class OperatorResult(Struct, frozen=True, kw_only=True):
-    """An operator by everyone who computes it."""
+class Candidate(_Timed, frozen=True, kw_only=True):
+    """One who computed an operator; ``who`` is ``library``, ``compile``, ``triton`` or ``roller``."""
 
-    key: str
-    suite: str
-    operator: str
-    op: str
-    dtype: str
-    flop: float
-    bytes: float
-    bundle: str | None
-    candidates: list[Candidate]
+    name: str
+    who: str
+    precision: str
+    detail: str = ""
+    setup_seconds: float = 0.0
 
 
-class KernelResult(Struct, frozen=True, kw_only=True):
+class KernelResult(_Timed, frozen=True, kw_only=True):
     """A kernel of a bundle, with the time predicted for it; ``kind`` is what it multiplies by."""
 
     entry: str
     rank: int
     predicted_seconds: float
     kind: str = ""
-    check: Check | None = None
-    reason: str = ""
-    cold: Spread | None = None
-    warm: Spread | None = None
-    graph: bool | None = None
 
 
-class ProfileResult(Struct, frozen=True, kw_only=True):
-    """The kernels of a bundle, fastest first."""
+class _OfSuite(Struct, frozen=True, kw_only=True):
+    """What is known of an operator of a suite."""
 
     key: str
     suite: str
@@ -90,6 +58,18 @@ class ProfileResult(Struct, frozen=True, kw_only=True):
     dtype: str
     flop: float
     bytes: float
+
+
+class OperatorResult(_OfSuite, frozen=True, kw_only=True):
+    """An operator by everyone who computes it."""
+
+    bundle: str | None
+    candidates: list[Candidate]
+
+
+class ProfileResult(_OfSuite, frozen=True, kw_only=True):
+    """The kernels of a bundle, fastest first."""
+
     device: str
     kernels: list[KernelResult]
 
@@ -177,17 +157,8 @@ def read_results(directory: Path) -> Results:
     Raises:
         InputError: there are none, or they are not of this format; names the key that is wrong.
     """
-    path = directory / "results.json"
-    try:
-        results = msgspec.json.decode(path.read_bytes(), type=Results)
-    except OSError as error:
-        remedy = "name the directory that bench/gpu/harvest.py wrote with --out"
-        raise InputError(str(path), error.strerror or "cannot be read", remedy) from None
-    except msgspec.DecodeError as error:
-        raise InputError(str(path), str(error), "write it again with bench/gpu/harvest.py") from None
-    if results.format != FORMAT:
-        raise InputError(f"{path}: format", f"is {results.format}, not {FORMAT}", "harvest again with this version")
-    return results
+    made_by = "the directory that bench/gpu/harvest.py wrote with --out"
+    return read_file(directory / "results.json", Results, FORMAT, made_by, "harvest again with this version")
 
 
 def extract_trace(directory: Path, trace: str, target: Path) -> Path:

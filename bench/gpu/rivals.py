@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.calls.operators import CONTRACTIONS, GENERATED, Problem
 from bench.gpu.correctness import check, random_inputs
-from bench.gpu.machine import Machine, Run, bundle_of, tf32
-from bench.gpu.operators import CONTRACTIONS, GENERATED, Problem
+from bench.gpu.machine import CudaMachine, Run, bundle_of, tf32
 from bench.gpu.timing import Contender, contender, interleaved
 
 Tensor = Any
@@ -49,7 +49,7 @@ class Rival:
         return "float32" if self.precision == "tf32" else self.precision
 
 
-def rivals(machine: Machine, problem: Problem, bundle: Path | None, rank: int, *, compiled: bool) -> list[Rival]:
+def rivals(machine: CudaMachine, problem: Problem, bundle: Path | None, rank: int, *, compiled: bool) -> list[Rival]:
     """Who takes part, our kernel of `rank` first. float32 products run in TF32 and float16 too, where the board can."""
     precisions = [problem.dtype]
     if problem.dtype == "float32":
@@ -81,7 +81,7 @@ def _attention(problem: Problem, backend: str) -> Callable[[Inputs], Run]:
     return make
 
 
-def _triton(machine: Machine, problem: Problem, precision: str) -> Callable[[Inputs], Run]:
+def _triton(machine: CudaMachine, problem: Problem, precision: str) -> Callable[[Inputs], Run]:
     def make(inputs: Inputs) -> Run:
         spec, matmul = problem.spec, machine.triton_matmul()
         a = inputs["A"].transpose(-1, -2) if spec.get("transpose_a") else inputs["A"]
@@ -91,7 +91,7 @@ def _triton(machine: Machine, problem: Problem, precision: str) -> Callable[[Inp
     return make
 
 
-def _ours(machine: Machine, problem: Problem, bundle: Path, rank: int) -> Rival:
+def _ours(machine: CudaMachine, problem: Problem, bundle: Path, rank: int) -> Rival:
     manifest = json.loads((bundle / "manifest.json").read_bytes())
     kernel = next((one for one in manifest["kernels"] if one["rank"] == rank), manifest["kernels"][0])
 
@@ -102,7 +102,7 @@ def _ours(machine: Machine, problem: Problem, bundle: Path, rank: int) -> Rival:
 
 
 def launched(
-    machine: Machine,
+    machine: CudaMachine,
     problem: Problem,
     bundle: Path,
     manifest: Mapping[str, Any],
@@ -136,7 +136,9 @@ def launched(
     return run
 
 
-def compare(machine: Machine, problem: Problem, bundles: Path | None, rank: int, *, compiled: bool) -> dict[str, Any]:
+def compare(
+    machine: CudaMachine, problem: Problem, bundles: Path | None, rank: int, *, compiled: bool
+) -> dict[str, Any]:
     """One item of the section ``operators``: every rival checked, then those that are right timed in turns.
 
     A rival that fails keeps its reason and gets no times. Errors after which the GPU answers no more are raised.
@@ -181,7 +183,7 @@ def described(problem: Problem) -> dict[str, Any]:
 
 
 def _enter(
-    machine: Machine,
+    machine: CudaMachine,
     problem: Problem,
     rival: Rival,
     inputs: Inputs,
@@ -202,7 +204,7 @@ def _enter(
 
 
 def check_of(
-    machine: Machine, problem: Problem, inputs: Inputs, out: Tensor, precision: str, slack: float = 1.0
+    machine: CudaMachine, problem: Problem, inputs: Inputs, out: Tensor, precision: str, slack: float = 1.0
 ) -> dict[str, Any]:
     """The comparison with the reference, with TF32 switched off for it."""
     with tf32(False):

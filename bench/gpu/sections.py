@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.calls.operators import Problem, by_turns, read_suite
 from bench.gpu.adapters import kind_of, manifest_of
 from bench.gpu.correctness import random_inputs
 from bench.gpu.journal import Item, Journal
-from bench.gpu.machine import Machine, bundle_of
-from bench.gpu.operators import Problem, by_turns, read_suite
+from bench.gpu.machine import CudaMachine, bundle_of
 from bench.gpu.rivals import check_of, compare, described, is_generated, launched
 from bench.gpu.timing import Contender, contender, interleaved
 from bench.gpu.training import configurations, measure
@@ -38,7 +38,7 @@ class Harvest:
         thorough: profile with roller.profile.profile instead of the quick way here.
     """
 
-    machine: Machine
+    machine: CudaMachine
     journal: Journal
     bundles: Path | None
     small: bool = False
@@ -105,7 +105,7 @@ def _profile(harvest: Harvest, problem: Problem, bundle: Path) -> Callable[[], I
     return run
 
 
-def profile(machine: Machine, problem: Problem, bundle: Path) -> Item:
+def profile(machine: CudaMachine, problem: Problem, bundle: Path) -> Item:
     """One item of the section ``profile``: kernels by measured time, those that are wrong or fail struck out.
 
     It is quicker than roller.profile.profile, which would get through a fraction of the bundles in the same time:
@@ -142,7 +142,7 @@ def profile(machine: Machine, problem: Problem, bundle: Path) -> Item:
             record["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     for name, times in interleaved(machine, contenders, PROFILE_SECONDS).items():
         records[name].update(times)
-    ordered = sorted(records.values(), key=lambda one: one["cold"]["seconds"] if "cold" in one else float("inf"))
+    ordered = sorted(records.values(), key=lambda one: one["cold"]["median"] if "cold" in one else float("inf"))
     return {**described(problem), "device": manifest["device"], "kernels": ordered}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.gpu.machine import Machine, Run
+from bench.gpu.machine import CudaMachine, Run
+from bench.timed.statistics import spread, turn
 
 #: Rounds in which every function is timed once; how many is chosen by the time there is.
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
@@ -35,19 +35,7 @@ class Contender:
     graph: bool = True
 
 
-def spread(seconds: Sequence[float]) -> dict[str, Any]:
-    """Median, 10th and 90th percentile of some times."""
-    ordered = sorted(seconds)
-    tenth = len(ordered) // 10
-    return {
-        "seconds": statistics.median(ordered),
-        "p10": ordered[tenth],
-        "p90": ordered[-1 - tenth],
-        "count": len(ordered),
-    }
-
-
-def contender(machine: Machine, name: str, run: Run) -> Contender:
+def contender(machine: CudaMachine, name: str, run: Run) -> Contender:
     """Capture `run` once and several times in a row; where that fails, call it directly."""
     try:
         single, graph = machine.graph(run, 1), True
@@ -74,7 +62,7 @@ def _repeated(run: Run, copies: int) -> Run:
     return many
 
 
-def _once(machine: Machine, run: Run) -> float:
+def _once(machine: CudaMachine, run: Run) -> float:
     start, end = machine.event(), machine.event()
     start.record()
     run()
@@ -83,7 +71,7 @@ def _once(machine: Machine, run: Run) -> float:
     return start.seconds_until(end)
 
 
-def interleaved(machine: Machine, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:
+def interleaved(machine: CudaMachine, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:
     """Times of each contender by name: ``cold`` after a flush of L2, ``warm`` as one of several calls in a row.
 
     Each round times all of them, beginning with another one, so that clocks and temperature are the same for all. There
@@ -95,19 +83,20 @@ def interleaved(machine: Machine, contenders: Sequence[Contender], seconds: floa
     warm = _rounds(machine, contenders, min(rounds, WARM_ROUNDS), flush=False)
     return {
         one.name: {
-            "cold": spread(cold[one.name]),
-            "warm": spread([value / one.copies for value in warm[one.name]]),
+            "cold": asdict(spread(cold[one.name])),
+            "warm": asdict(spread([value / one.copies for value in warm[one.name]])),
             "graph": one.graph,
         }
         for one in contenders
     }
 
 
-def _rounds(machine: Machine, contenders: Sequence[Contender], rounds: int, *, flush: bool) -> dict[str, list[float]]:
+def _rounds(
+    machine: CudaMachine, contenders: Sequence[Contender], rounds: int, *, flush: bool
+) -> dict[str, list[float]]:
     pairs: dict[str, list[tuple[Any, Any]]] = {one.name: [] for one in contenders}
     for number in range(rounds):
-        first = number % len(contenders) if contenders else 0
-        for one in (*contenders[first:], *contenders[:first]):
+        for one in turn(contenders, number):
             start, end = machine.event(), machine.event()
             if flush:
                 machine.flush()  # keeps the device busy while the next launches are queued
@@ -119,7 +108,7 @@ def _rounds(machine: Machine, contenders: Sequence[Contender], rounds: int, *, f
     return {name: [start.seconds_until(end) for start, end in found] for name, found in pairs.items()}
 
 
-def warm_up(machine: Machine, run: Run, seconds: float) -> None:
+def warm_up(machine: CudaMachine, run: Run, seconds: float) -> None:
     """Repeat `run` for a while, so that the clocks have come up."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:

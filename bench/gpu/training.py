@@ -14,13 +14,13 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.journal import MOST_ARCHIVE_BYTES, archive
-from bench.gpu.machine import Machine, tf32
-from bench.gpu.timing import spread
+from bench.gpu.machine import CudaMachine, tf32
+from bench.timed.statistics import spread
 
 #: Samples per step, the one that is also traced first.
 BATCHES: Mapping[str, tuple[int, int]] = {"resnet50": (64, 16), "bert-large": (8, 2), "gpt2-medium": (4, 1)}
@@ -97,7 +97,7 @@ def configurations(supports: Callable[[str], bool], *, small: bool = False) -> l
 class Stepper:
     """A model with its optimizer; :meth:`step` trains one step."""
 
-    def __init__(self, machine: Machine, configuration: Configuration, *, small: bool, own: bool) -> None:
+    def __init__(self, machine: CudaMachine, configuration: Configuration, *, small: bool, own: bool) -> None:
         from bench.gpu.models import training
 
         self._torch = torch = importlib.import_module("torch")
@@ -138,7 +138,7 @@ class Stepper:
 
 
 def measure(
-    machine: Machine, configuration: Configuration, directory: Path, *, small: bool, own: bool = False
+    machine: CudaMachine, configuration: Configuration, directory: Path, *, small: bool, own: bool = False
 ) -> dict[str, Any]:
     """One item of the section ``training``: clean steps, then some under the profiler, kept in an archive."""
     started = time.perf_counter()
@@ -171,7 +171,7 @@ def measure(
     return item
 
 
-def timed_steps(machine: Machine, step: Callable[[], Any], count: int | None = None) -> dict[str, Any]:
+def timed_steps(machine: CudaMachine, step: Callable[[], Any], count: int | None = None) -> dict[str, Any]:
     """``steps``: device time from one step's end to the next one's; ``wall``: host time of the run by its steps."""
     if count is None:
         machine.synchronize()
@@ -188,14 +188,16 @@ def timed_steps(machine: Machine, step: Callable[[], Any], count: int | None = N
         event.record()
     machine.synchronize()
     wall = (time.perf_counter() - before) / count
-    return {"steps": spread(_intervals(events)), "wall_seconds": wall}
+    return {"steps": asdict(spread(_intervals(events))), "wall_seconds": wall}
 
 
 def _intervals(events: list[Any]) -> list[float]:
     return [before.seconds_until(after) for before, after in itertools.pairwise(events)]
 
 
-def traced_steps(machine: Machine, stepper: Stepper, configuration: Configuration, directory: Path) -> dict[str, Any]:
+def traced_steps(
+    machine: CudaMachine, stepper: Stepper, configuration: Configuration, directory: Path
+) -> dict[str, Any]:
     """Record two steps; ``profiled`` are their times, ``trace`` is where the trace lies, or why it was not kept."""
     name = f"{configuration.key.replace(' ', '-')}.json.gz"
     with tempfile.TemporaryDirectory(dir=directory, prefix=".trace-") as scratch:
@@ -214,7 +216,7 @@ def traced_steps(machine: Machine, stepper: Stepper, configuration: Configuratio
                 recorded()
         machine.synchronize()
         data = path.read_bytes()
-    profiled = spread(_intervals(events))
+    profiled = asdict(spread(_intervals(events)))
     target = directory / f"traces_{configuration.model}.tar"
     if not archive(target, name, data):
         return {

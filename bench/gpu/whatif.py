@@ -95,8 +95,8 @@ def _what_if(before: TrainingResult, after: TrainingResult, directory: Path, scr
         model=after.model,
         batch=after.batch,
         variant=after.variant,
-        baseline=before.steps.seconds,
-        measured=after.steps.seconds,
+        baseline=before.steps.median,
+        measured=after.steps.median,
         predicted_speedup=speedup,
         reason=reason,
     )

@@ -43,7 +43,7 @@ def lower(request: AnyRequest) -> LoweredCpu:
     for tensor in request.problem.expr.tensors:
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
-        if tensor.dtype == "float16" and request.form.expr.accumulate != "float32":
+        if tensor.dtype == "float16" and request.problem.expr.accumulate != "float32":
             raise LoweringError(f"{entry}: {tensor.name} is float16; CPU kernels compute those in float32")
         if tensor.element_count > _MOST_ELEMENTS:
             raise LoweringError(f"{entry}: {tensor.name} has more than {_MOST_ELEMENTS} elements")

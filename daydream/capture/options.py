@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODES = ("training", "inference")
 DTYPES = ("float32", "bfloat16", "float16", "tf32", "amp", "amp-bfloat16")
 #: SGD with momentum 0.9, Adam, AdamW.
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")

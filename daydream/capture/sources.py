@@ -15,7 +15,7 @@ from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture
-    from daydream.capture.step import Subject
+    from daydream.capture.pytorch.step import Subject
 
 __all__ = ["CaptureOptions", "captured", "load_subject"]
 
@@ -53,21 +53,21 @@ def load_subject(
     kind, _, name = text.partition(":")
     file = re.fullmatch(r"(.+\.py)(?::(\w+))?", text)
     if kind == "timm" and name:
-        from daydream.capture.timm_models import timm_subject
+        from daydream.capture.models.timm import timm_subject
 
         return timm_subject(name, batch=batch, image=image, training=training)
     if kind == "hf" and name:
-        from daydream.capture.hugging_face import hugging_face_subject
+        from daydream.capture.models.hugging_face import hugging_face_subject
 
         return hugging_face_subject(
             Path(name), batch=batch, sequence=sequence, image=image, class_name=class_name, training=training,
             attention=attention,
         )  # fmt: skip
     if kind == "onnx" and name:
-        onnx_model = import_module("daydream.capture.onnx_model")
+        onnx_model = import_module("daydream.capture.onnx.model")
         return onnx_model.subject_of(Path(name), batch, sequence=sequence, image=image)
     if file:
-        from daydream.capture.files import file_subject
+        from daydream.capture.models.files import file_subject
 
         return file_subject(
             Path(file[1]), file[2] or "", batch=batch, sequence=sequence, image=image, training=training
@@ -86,11 +86,11 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     if isinstance(source, str):
         _check_packages()
     from daydream.capture.assumptions import parse_assumptions, told_assumptions, values_assumed
-    from daydream.capture.checkpoints import apply_checkpoints
     from daydream.capture.failures import failures_told
-    from daydream.capture.hugging_face import positions_without_data
-    from daydream.capture.meta_kernels import board_kernels
-    from daydream.capture.step import capture
+    from daydream.capture.models.hugging_face import positions_without_data
+    from daydream.capture.pytorch.checkpoints import apply_checkpoints
+    from daydream.capture.pytorch.meta_kernels import board_kernels
+    from daydream.capture.pytorch.step import capture
 
     training = options.mode == "training"
     subject = (

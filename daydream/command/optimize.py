@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import TaskGraph
     from daydream.optimize.exchange import Exchange
     from daydream.optimize.strategies import Optimized
-    from daydream.passes.ddp import AllReduceCost
+    from daydream.passes.distributed.ddp import AllReduceCost
     from daydream.whatif import PassRequest
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
@@ -88,7 +88,7 @@ def optimize_command(
     modules to call fully_shard on, and how far to prefetch.
     """
     from daydream.optimize.exchange import Exchange
-    from daydream.passes.ddp import CALL_US
+    from daydream.passes.distributed.ddp import CALL_US
     from daydream.whatif import parse_pass
 
     _check_out(out)
@@ -168,7 +168,7 @@ def all_reduce_cost(
         InputError: a number is out of range, or the node is unknown or has no room for so many.
     """
     from daydream.passes.basis.communication import INTERFERENCE, check, check_not_negative, node_of
-    from daydream.passes.ddp import AllReduceCost
+    from daydream.passes.distributed.ddp import AllReduceCost
 
     slower = INTERFERENCE if interference is None else interference
     check("daydream optimize", workers=workers, bandwidth=bandwidth)

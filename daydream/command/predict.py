@@ -223,7 +223,7 @@ def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capt
     capture = _of_values(model, asked) if model.startswith(("hf:", "timm:")) else captured(model, asked)
     if not compiles:
         return capture
-    from daydream.capture.fusion import fused
+    from daydream.capture.fusion.inductor import fused
 
     return fused(capture)
 

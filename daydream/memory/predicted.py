@@ -76,12 +76,6 @@ class StepMemory:
         """Bytes at the peak by kind, as asked for."""
         return {kind: size for kind, size in self.footprint.owners().items() if size}
 
-    @property
-    def feature_map_share(self) -> float:
-        """TBD's share of feature maps in what is held at the peak (thesis 3.4.4)."""
-        whole = sum(self.owners.values())
-        return self.owners.get(MemoryKind.FEATURE_MAPS, 0) / whole if whole else 0.0
-
     def path_of(self, held: Allocation) -> str:
         """The module that an allocation belongs to; empty outside all."""
         return self.capture.modules[held.module].path if held.module != NONE else ""

@@ -145,19 +145,6 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(type(size) is int and 0 <= size < 2**48 for size in value)
 
 
-def tensor_bytes(trace: Trace, row: int) -> float:
-    """Bytes of all recorded tensors among an operator's inputs, tensors of lists included.
-
-    NaN where no sizes were recorded. Elements of a list have no type of their own in recordings; they count 4 bytes
-    each. A tensor that is passed twice counts twice.
-    """
-    inputs = inputs_of(trace, row)
-    if inputs is None:
-        return math.nan
-    alone = sum(tensor.bytes for tensor in inputs.tensors if tensor is not None)
-    return float(alone + sum(tensor.bytes for members in inputs.lists for tensor in members))
-
-
 def outputs_of(trace: Trace, row: int) -> tuple[RecordedTensor, ...]:
     """The results of an operator, which stand in predicted steps alone; () in recordings."""
     arguments = trace.arguments[row]

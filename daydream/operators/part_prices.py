@@ -181,7 +181,7 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library import library_calls
     from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, check_call
-    from roller.library.matrix_gemm import has_matrix_gemm
+    from roller.library.products.matrix_gemm import has_matrix_gemm
 
     data = json.loads(key.text)
     if key.efficient:
@@ -203,8 +203,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
 def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     """The call of one of the kernels."""
     from roller.library.calls import LibraryCall
-    from roller.library.elementwise import instruction_seconds, integer_seconds, reuse
-    from roller.library.streams import POINT_INSTRUCTIONS
+    from roller.library.streaming.elementwise import instruction_seconds, integer_seconds, reuse
+    from roller.library.streaming.streams import POINT_INSTRUCTIONS
 
     total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))
     # Integer instructions as so many of the others.
@@ -260,7 +260,7 @@ def _gradient_kernels(
 ) -> list[KernelPrice]:
     """One gradient of convolutions: its stages among those of the backward pass."""
     from roller.library.calls import KINDS
-    from roller.library.convolution import ConvolutionSizes, convolution_seconds
+    from roller.library.convolutions.float32 import ConvolutionSizes, convolution_seconds
 
     columns = zip(*(call.sizes for call in calls), strict=True)
     sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))

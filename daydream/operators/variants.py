@@ -29,7 +29,7 @@ _AMPERE, _HOPPER, _BLACKWELL = (8, 0), 9, 10
 
 
 def attention_kernels(version: str, device: DeviceSpec) -> str:
-    """The family of kernels (:data:`roller.library.attention_tiles.Family`) of a version on a board.
+    """The family of kernels (:data:`roller.library.attention.tiles.Family`) of a version on a board.
 
     cuDNN's fused attention is as fast as FlashAttention 3 on Hopper and as 4 on Blackwell (Shah et al. 2024, figures 5
     to 7), and about FlashAttention 2 before.

@@ -16,7 +16,7 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.passes.basis.communication import all_reduces, recorded_collectives
 from daydream.passes.basis.gradients import Gradients, ParameterGradient, consumers, find_gradients, last_of_threads
-from daydream.passes.ddp import NETWORK, AllReduceCost, Grouping
+from daydream.passes.distributed.ddp import NETWORK, AllReduceCost, Grouping
 from daydream.trace.trace import NONE, Floats
 from hal.support.errors import InputError
 

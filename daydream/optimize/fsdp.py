@@ -1,10 +1,6 @@
 """FSDP2 put around a step's modules, and which wrapping and prefetch of it makes the step shortest.
 
-``fully_shard`` gathers a unit's parameters before its forward and its backward pass and scatters its gradients' sum
-behind the latter. All of these are on one communicator, one after another in the order of their calls. As PyTorch 2.13
-does it: a unit's gathering is called right before the unit, so that the host's lead is what overlaps it; it begins no
-earlier than the unit two before it, whose parameters it replaces. In the backward pass the next unit's is called
-before this one's computation, which it overlaps. Computation two units behind a scattering waits for that.
+In which order units are gathered and scattered says :mod:`daydream.passes.basis.sharding`.
 """
 
 from __future__ import annotations
@@ -20,8 +16,9 @@ from daydream.graph.simulate import CycleError, simulate
 from daydream.optimize.coarse import step_us
 from daydream.optimize.exchange import Exchange
 from daydream.passes.basis.communication import all_gather_us
-from daydream.passes.ddp import NETWORK, AllReduceCost
-from daydream.passes.recompute import blocks_of, repeated_block
+from daydream.passes.basis.sharding import HELD_UNITS, backward_gatherings, forward_gatherings
+from daydream.passes.distributed.ddp import NETWORK, AllReduceCost
+from daydream.passes.memory.recompute import blocks_of, repeated_block
 from daydream.trace.trace import NONE
 from hal.support.errors import InputError
 
@@ -230,32 +227,28 @@ class _Calls:
 
     def forward(self, units: Sequence[_Pass], sizes: Sequence[float], ahead: int) -> None:
         """The gatherings of the forward pass."""
-        tasks: list[int] = []
-        for place, unit in enumerate(units):
-            for number in range(len(tasks), min(place + ahead, len(units) - 1) + 1):
-                name = f"ncclAllGather {number}"
-                task = self._issue(name, sizes[number], before=unit.first_call, phase=Phase.FORWARD)
-                # What is called ahead is called behind the unit's own wait, which lets one unit more go.
-                limit = number - 2 if number == place else place - 1
-                if limit >= 0:
-                    self._behind(units[limit].first, task)
-                tasks.append(task)
-            self.edit.depend(tasks[place], unit.first, Dependency.COMMUNICATION)
+        for unit, caller, behind in forward_gatherings(len(units), ahead):
+            name = f"ncclAllGather {unit}"
+            task = self._issue(name, sizes[unit], before=units[caller].first_call, phase=Phase.FORWARD)
+            if behind >= 0:
+                self._behind(units[behind].first, task)
+            self.edit.depend(task, units[unit].first, Dependency.COMMUNICATION)
 
     def backward(self, units: Sequence[_Pass], sizes: Sequence[float], ahead: int) -> None:
         """The gatherings of the backward pass, and the scattering behind each unit; units in the order of that pass."""
         gathered: list[int] = []
         scattered: list[int] = []
+        calls = list(backward_gatherings(len(units), ahead))
         for place, unit in enumerate(units):
-            for number in range(len(gathered), min(place + ahead, len(units) - 1) + 1):
+            for number, _, behind in (call for call in calls if call.caller == place):
                 name = f"ncclAllGather backward {number}"
                 task = self._issue(name, sizes[number], before=unit.first_call, phase=Phase.BACKWARD)
-                if number > place:
-                    self._behind(unit.first, task)
+                if behind >= 0:
+                    self._behind(units[behind].first, task)
                 gathered.append(task)
             self.edit.depend(gathered[place], unit.first, Dependency.COMMUNICATION)
-            if place >= 2:
-                self.edit.depend(scattered[place - 2], unit.first, Dependency.COMMUNICATION)
+            if place >= HELD_UNITS:
+                self.edit.depend(scattered[place - HELD_UNITS], unit.first, Dependency.COMMUNICATION)
             scattered.append(self._scatter(f"ncclReduceScatter {place}", sizes[place], unit.last_call, unit.last))
 
     def root_gradients(self, size: float) -> None:

@@ -12,8 +12,8 @@ from daydream.optimize.exchange import Ends, Exchange
 from daydream.optimize.fsdp import Sharding, Wrapping
 from daydream.optimize.strategies import Optimized, Variant
 from daydream.passes.basis.communication import MEBIBYTE
-from daydream.passes.ddp import AllReduceCost
-from daydream.passes.recompute import blocks_of
+from daydream.passes.distributed.ddp import AllReduceCost
+from daydream.passes.memory.recompute import blocks_of
 
 
 @dataclass(frozen=True, kw_only=True)

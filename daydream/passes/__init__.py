@@ -105,6 +105,6 @@ def parameters_of(function: PassFunction) -> tuple[Parameter, ...]:
 @cache
 def registered() -> dict[str, WhatIf]:
     """Every pass of this package by name, in alphabetical order."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
     return dict(sorted(_REGISTERED.items()))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
+from daydream.operators.families import algorithm_of
 from daydream.operators.pricing import CallPrice, describe_calls, device_of, is_auxiliary, price
-from daydream.operators.repricing import algorithm_of
 from daydream.operators.wave_scaling import Launch, habitat_ratio, launch_of, memory_share, sustained_rate, wave_ratio
 from daydream.operators.work import PRODUCT_KINDS, Work
 from daydream.passes import Outcome, what_if
-from daydream.passes.amp import TF32
 from daydream.passes.basis.communication import collective_arguments, collective_kind, message_bytes
 from daydream.passes.basis.idioms import is_compute_bound, is_within_device, named
 from daydream.passes.basis.narrow import is_narrow
+from daydream.passes.kernels.amp import TF32
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -229,7 +229,7 @@ def _rule(known: bool, launch: Launch | None, share: float) -> str:
 
 def _factor(duration_us: float, ratio: float, source: DeviceSpec, target: DeviceSpec) -> float:
     """Time there over time here of a task whose part beyond that of an empty kernel takes `ratio` times as long."""
-    from roller.library.elementwise import kernel_seconds_floor
+    from roller.library.streaming.elementwise import kernel_seconds_floor
 
     here, there = (kernel_seconds_floor(board) * 1e6 for board in (source, target))
     if duration_us <= here:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, Thread, ThreadKind, TrainingStep
+from daydream.passes.basis.sharding import HELD_UNITS
 from daydream.plan.costs import Costs, Pass
 from daydream.plan.layout import orders
 from daydream.trace.trace import NONE
@@ -288,7 +289,7 @@ class _Stage:
             return []
         # The host asks for it in its turn: after it has launched what stands before. The array of the unit before the
         # last one must have been copied out, and a unit that is gathered again must have been given up.
-        asked = [*self._host_row(), *self.passed[-3:-2]]
+        asked = [*self._host_row(), *self.passed[-HELD_UNITS - 1 : -HELD_UNITS]]
         if phase == Phase.BACKWARD:
             asked += [self.forward[name]] if name in self.forward else []
         thread = self.build_.stream(self.stage, 1)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from daydream.passes.ddp import USUAL_BUCKET_MB
+from daydream.passes.distributed.ddp import USUAL_BUCKET_MB
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Shard = Literal["none", "zero1", "zero2", "fsdp"]
-
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
-SHARDS: tuple[Shard, ...] = ("none", "zero1", "zero2", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)

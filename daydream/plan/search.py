@@ -30,7 +30,7 @@ class Candidate:
     Attributes:
         layout: of the ranks.
         batch: samples of a micro-batch.
-        checkpoint: what is computed again, as :func:`daydream.capture.checkpoints.apply_checkpoints` takes it.
+        checkpoint: what is computed again, as :func:`daydream.capture.pytorch.checkpoints.apply_checkpoints` takes it.
     """
 
     layout: Layout

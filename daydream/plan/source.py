@@ -13,7 +13,7 @@ from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture
-    from daydream.capture.step import Subject
+    from daydream.capture.pytorch.step import Subject
 
 
 def planned_units(
@@ -73,7 +73,7 @@ def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subj
 
 def _few(subject: Subject) -> tuple[Subject, int | None]:
     """The subject with :data:`~daydream.plan.units.FEW` of its blocks, and how many it had; None where all are kept."""
-    from daydream.capture.checkpoints import repeated_blocks
+    from daydream.capture.pytorch.checkpoints import repeated_blocks
 
     paths = repeated_blocks(subject.model)
     if len(paths) <= FEW or len({_signature(subject.model.get_submodule(path)) for path in paths}) > 1:
@@ -101,9 +101,9 @@ def _signature(block: Any) -> str:
 def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subject:
     import torch
 
-    from daydream.capture.arguments import tensors_in
     from daydream.capture.failures import failures_told
-    from daydream.capture.hugging_face import positions_without_data
+    from daydream.capture.models.hugging_face import positions_without_data
+    from daydream.capture.pytorch.arguments import tensors_in
     from daydream.plan.tensor import divide
 
     model, args, kwargs = subject.model, subject.args, subject.kwargs

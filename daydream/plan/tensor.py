@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from daydream.capture.checkpoints import repeated_blocks
+from daydream.capture.pytorch.checkpoints import repeated_blocks
 from hal.support.errors import InputError
 
 _GROUP = "tensor"

@@ -177,7 +177,7 @@ def _block_of(path: str, numbers: Mapping[str, int]) -> int | None:
 
 def compiled_blocks(capture: Capture) -> Capture:
     """The step with every block compiled by itself, and what lies around the blocks as it is."""
-    from daydream.capture.fusion import fused
+    from daydream.capture.fusion.inductor import fused
 
     units = units_of(capture)
     inside = (units.unit > 0) & ~np.isin(units.unit, (0, units.count - 1))

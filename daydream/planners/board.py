@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from daydream.capture.meta_kernels import scaled_dot_product
+from daydream.capture.pytorch.meta_kernels import scaled_dot_product
 
 #: The dispatcher comes by these keys, with and without gradients.
 _KEYS = ("AutogradCPU", "AutogradMeta")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from daydream.capture.arguments import TYPE_NAMES, tensors_in
+from daydream.capture.pytorch.arguments import TYPE_NAMES, tensors_in
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.planners.collectives import CollectiveTimes, collective_kind
 from daydream.planners.private import private, unsupported

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from daydream.capture.arguments import (
+from daydream.capture.pytorch.arguments import (
     OperatorTraits,
     inputs_of_call,
     ordered_arguments,

@@ -9,7 +9,6 @@ name and ranks, elements, dtype; sequence numbers since 2.12). Before that the c
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -213,13 +212,3 @@ def _peer(told: dict[str, Any], kind: Kind) -> int:
 
 def _whole(value: Any) -> int:
     return value if type(value) is int and 0 <= value < 2**62 else NONE
-
-
-def bytes_text(sizes: Sequence[float]) -> str:
-    """The largest of some sizes for people; a dash where none is known.
-
-    >>> bytes_text([2e6, 25e6]), bytes_text([])
-    ('25.0 MB', '-')
-    """
-    known = [size for size in sizes if size == size]
-    return f"{max(known) / 1e6:.1f} MB" if known else "-"

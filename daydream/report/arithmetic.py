@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.graph.graph import TaskGraph, TaskKind
+from daydream.operators.families import algorithm_of
 from daydream.operators.pricing import CallPrice, describe_calls, device_of, is_auxiliary
-from daydream.operators.repricing import algorithm_of
 from daydream.operators.work import Work
 from daydream.trace.trace import NONE, Flags, Floats, Ints
 from hal.support.errors import InputError

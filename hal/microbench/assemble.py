@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from hal.microbench.arithmetic import INSTRUCTIONS
 from hal.microbench.launcher import Board
-from hal.microbench.matrix import FRAGMENTS
 from hal.microbench.measurement import Found, Measurement
+from hal.microbench.units.arithmetic import INSTRUCTIONS
+from hal.microbench.units.matrix import FRAGMENTS
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 

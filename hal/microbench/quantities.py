@@ -12,28 +12,21 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hal.microbench import (
-    arithmetic,
-    barrier,
-    block_launch,
+from hal.microbench.launcher import KernelText, Launcher
+from hal.microbench.launches import block_launch, framework_calls, launch_overhead
+from hal.microbench.measurement import Measurement
+from hal.microbench.memory import (
     dram,
-    framework_calls,
     l2_bandwidth,
     latency,
-    launch_overhead,
-    library_gemm,
-    matrix,
-    power,
-    registers,
     scattered,
     shared_bandwidth,
     shared_banks,
     transaction,
     translation,
 )
-from hal.microbench.launcher import KernelText, Launcher
-from hal.microbench.measurement import Measurement
 from hal.microbench.sampling import Settings
+from hal.microbench.units import arithmetic, barrier, library_gemm, matrix, power, registers
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from roller.construct.program import ProgramPart
 from roller.estimate.gradients import Gradient, gradients
 from roller.library import LibraryEstimate, PricedCall, library_calls, priced
 from roller.library.collectives import check_ranks, node_for
-from roller.library.elementwise import Direction
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
+from roller.library.streaming.elementwise import Direction
 from roller.programs import find_programs, finder_of, form_on
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text

@@ -15,16 +15,16 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.attention import AttentionSizes, attention_seconds
-from roller.library.attention_tiles import Family
+from roller.library.attention.tiles import Family
+from roller.library.attention.times import AttentionSizes, attention_seconds
 from roller.library.collectives import collective_seconds, node_for
-from roller.library.convolution import ConvolutionSizes, convolution_seconds
-from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
-from roller.library.gemm import choose_gemm, framework_seconds
-from roller.library.gemm_tiles import generation
-from roller.library.matrix_gemm import has_matrix_gemm, matrix_gemm
-from roller.library.rowwise import layer_norm_seconds, softmax_seconds
-from roller.library.streams import streamed_seconds
+from roller.library.convolutions.float32 import ConvolutionSizes, convolution_seconds
+from roller.library.products.gemm import choose_gemm, framework_seconds
+from roller.library.products.gemm_tiles import generation
+from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
+from roller.library.streaming.elementwise import Direction, LibraryTime, elementwise_seconds
+from roller.library.streaming.rowwise import layer_norm_seconds, softmax_seconds
+from roller.library.streaming.streams import streamed_seconds
 from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 
 #: Kind -> names of its sizes.

@@ -28,7 +28,8 @@ from hal.spec.device import DeviceSpec
 from hal.spec.node import LinkKind, Network, NodeSpec
 from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError, listed
-from roller.library.elementwise import Floats, LibraryTime
+from roller.library.arrays import Floats
+from roller.library.streaming.elementwise import LibraryTime
 from sokoban.language.collectives import COLLECTIVES
 
 #: CPU time of PyTorch's call of a collective: the median of 25 ``c10d::allreduce_`` calls beside a V100.

@@ -14,10 +14,10 @@ import msgspec
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall, PricedCall, price
-from roller.library.elementwise import Direction
 from roller.library.named_calls import named_calls
 from roller.library.parts import directed
 from roller.library.recognise import recognise
+from roller.library.streaming.elementwise import Direction
 from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data

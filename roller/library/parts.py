@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
-from roller.library.elementwise import OPERATORS, Direction
+from roller.library.streaming.elementwise import OPERATORS, Direction
 from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 from sokoban.language.functions import FUNCTIONS, primitives_of
 from sokoban.language.named.attention import Attention

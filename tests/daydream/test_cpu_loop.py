@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from daydream.cli import main
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
-from daydream.passes.replace_operator import replace_operator
+from daydream.passes.kernels.replace_operator import replace_operator
 from daydream.passes.unprofiled import unprofiled
 from daydream.record.record import record
 from daydream.swap.bundles import BundledOperator, Identity, read_bundles

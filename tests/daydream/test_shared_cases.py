@@ -11,7 +11,7 @@ import pytest
 from bench.accuracy.data import default_directory
 from daydream.answers import Prediction, Replay, predict, replay
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
-from daydream.passes.amp import COMPUTE
+from daydream.passes.kernels.amp import COMPUTE
 from daydream.report.analysis import compared
 from daydream.report.breakdown import Resource
 from daydream.whatif import parse_pass

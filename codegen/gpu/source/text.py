@@ -43,7 +43,7 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
     if lowered.text:
         return lowered.text
     source = without_mentions(_source(lowered, _target("cuda", architecture, 32), parameters))
-    return paired_words(_whole_warps(_bits_of_constants(source), lowered))
+    return paired_words(_whole_warps(_eight_lanes(_bits_of_constants(source)), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
@@ -65,6 +65,25 @@ def _bits_of_constants(source: str) -> str:
     '__float_as_uint(0x1p+0f/*1.0e+00*/) >> (uint)16; (*(uint *)(&(v_1)))'
     """
     return _ADDRESS_OF_CONSTANT.sub(r"__float_as_uint(\1)", source)
+
+
+#: Eight float32 constants as TVM writes a vector of them, which four 64-bit words hold.
+_EIGHT_FLOATS = re.compile(r"make_ulonglong4\(((?:[^(),]+,){7}[^(),]+)\)")
+
+
+def _eight_lanes(source: str) -> str:
+    """CUDA source in which vectors of eight float32 constants are made of the four words that they are.
+
+    >>> _eight_lanes(f"make_ulonglong4({', '.join(['1.0f'] * 8)})").count("__float_as_uint(1.0f)")
+    8
+    """
+
+    def packed(match: re.Match[str]) -> str:
+        lanes = [f"(unsigned long long)__float_as_uint({lane.strip()})" for lane in match[1].split(",")]
+        words = (f"{high} << 32 | {low}" for low, high in zip(lanes[::2], lanes[1::2], strict=True))
+        return f"make_ulonglong4({', '.join(words)})"
+
+    return _EIGHT_FLOATS.sub(packed, source)
 
 
 #: A floating-point constant as TVM's own language writes it, with all digits.

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind
-from daydream.passes.basis.communication import MEBIBYTE
+from daydream.passes.basis.communication import MEBIBYTE, all_reduces, message_bytes, recorded_collectives
 from daydream.passes.basis.gradient_sources import SOURCES, Anchors, spread
 from daydream.passes.basis.gradient_sources import ParameterGradient as ParameterGradient
-from daydream.trace.trace import NONE, Ints
+from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
 
@@ -151,6 +151,23 @@ def _recorded_length(graph: TaskGraph, row: int) -> float:
     if graph.trace is None or graph.event[row] == NONE:
         return float(graph.duration_us[row])
     return float(graph.trace.duration_us[graph.event[row]])
+
+
+def sized_all_reduces(pass_name: str, graph: TaskGraph) -> tuple[TaskGraph, Ints, Floats, int]:
+    """The all-reduces of known size: a graph that recorded ones are tied in, their rows, bytes, and how many have none.
+
+    Raises:
+        InputError: there is no all-reduce, or none of known size.
+    """
+    rows = all_reduces(graph)
+    if not len(rows):
+        raise InputError(pass_name, "the graph has no all-reduce", "put the pass ddp before it")
+    sizes = message_bytes(graph, rows)
+    known = ~np.isnan(sizes)
+    if not known.any():
+        raise InputError(pass_name, "no all-reduce of known size", "record the trace with shapes")
+    rows = rows[known]
+    return tied(graph, np.intersect1d(rows, recorded_collectives(graph))), rows, sizes[known], int((~known).sum())
 
 
 def last_of_threads(graph: TaskGraph, rows: Iterable[int]) -> list[int]:

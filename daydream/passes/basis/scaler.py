@@ -42,7 +42,7 @@ def add_scaler(edit: Edit, gradients: Gradients, spec: DeviceSpec, call_us: floa
         spec: the board.
         call_us: of a launch on the CPU, microseconds.
     """
-    from roller.library.elementwise import kernel_seconds_floor
+    from roller.library.streaming.elementwise import kernel_seconds_floor
 
     graph = edit.graph
     recorded = graph.duration_us[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]

@@ -36,7 +36,7 @@ from sokoban.schedule.warp_groups import MOVED_REGISTERS
 
 #: Share of the shorter of products and exponentials that two warps of a scheduler leave exposed, and instructions per
 #: logit besides its exponential and the shrinking of sums: what FlashAttention 2 shows on A100 and L40S (constants of
-#: :mod:`roller.library.attention_constants`, chosen there on half of the measured shapes; 8.11 with the shrinking, one
+#: :mod:`roller.library.attention.constants`, chosen there on half of the measured shapes; 8.11 with the shrinking, one
 #: instruction a logit in its tiles of 128 keys of 128 elements). The compiled loop of ours has 4 of them; the others
 #: stand for chains that a count of instructions does not show.
 EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1

@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.cpu.comparison import read_suite
 from bench.cpu.machine import Machine
-from bench.cpu.results import FORMAT, Check, Entry, Facts, OperatorResult, Results
-from bench.cpu.statistics import spread
+from bench.cpu.results import FORMAT, Entry, Facts, OperatorResult, Results
+from bench.timed.statistics import Check, spread
 
 SUITE = read_suite("cpu24", ())
 

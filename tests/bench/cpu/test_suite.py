@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bench.calls.operators import problem
 from bench.cpu.comparison import read_suite
 from bench.cpu.criteria import LONG_SEARCH
-from bench.gpu.operators import problem
 from hal.support.errors import InputError
 from sokoban.language.operators import operator_from_data
 from tests.bench.cpu.samples import SUITE

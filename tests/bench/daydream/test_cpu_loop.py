@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cpu.machine import Machine
-from bench.cpu.statistics import spread
 from bench.daydream.cpu_kernels import slow_schedule, write_slow
 from bench.daydream.cpu_loop import environment, main
 from bench.daydream.cpu_results import (
@@ -22,6 +21,7 @@ from bench.daydream.cpu_results import (
     read_loop,
     write_loop,
 )
+from bench.timed.statistics import spread
 from codegen.bundle.manifest import read_manifest
 from codegen.runtime.cpu import CpuOperator
 from hal.catalog import load_device

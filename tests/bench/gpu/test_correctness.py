@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from bench.calls.operators import Problem, problem
 from bench.gpu.correctness import check, parts, random_inputs
-from bench.gpu.operators import Problem, problem
 
 
 def product(m: int = 40, **more: Any) -> Problem:

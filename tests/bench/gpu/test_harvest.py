@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from bench.calls.operators import problem
 from bench.gpu import harvest
 from bench.gpu.fakes import FakeMachine, write_bundle
 from bench.gpu.journal import MOST_BYTES, Journal
-from bench.gpu.operators import problem
 from bench.gpu.results import Results, read_results
 from bench.gpu.sections import ALL, Broken, Harvest, Section, Task, run_section
 from bench.gpu.training import VARIANTS
@@ -87,7 +87,7 @@ def test_every_check_is_in_the_correctness_log(results: Results) -> None:
 def test_every_variant_is_trained_and_telling_ones_are_traced(harvested: Path, results: Results) -> None:
     resnet = [one for one in results.training if one.model == "resnet50" and one.batch == 2]
     assert {one.variant for one in resnet} == {one.name for one in VARIANTS}
-    assert all(one.steps.seconds > 0 and one.wall_seconds > 0 and one.loss is not None for one in results.training)
+    assert all(one.steps.median > 0 and one.wall_seconds > 0 and one.loss is not None for one in results.training)
     traced = {one.key: one.trace for one in results.training if one.trace}
     assert len(traced) == 5 + 2 * 4, "torch.compile of one model only in a dry run"
     assert all(one.profiled is not None for one in results.training if one.trace)

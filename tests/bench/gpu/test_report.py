@@ -22,7 +22,7 @@ PNG = b"\x89PNG"
 
 
 def spread(seconds: float) -> dict[str, Any]:
-    return {"seconds": seconds, "p10": seconds * 0.9, "p90": seconds * 1.1, "count": 15}
+    return {"median": seconds, "low": seconds * 0.9, "high": seconds * 1.1, "count": 15}
 
 
 CHECK = {"relative_error": 1e-6, "tolerance": 1e-4, "passed": True, "share": 1.0}
@@ -51,7 +51,7 @@ def kernels(**microseconds: tuple[float, float]) -> list[dict[str, Any]]:
          "cold": spread(times[1] * 1e-6), "warm": spread(times[1] * 1e-6), "graph": True}
         for rank, (name, times) in enumerate(ranked, 1)
     ]  # fmt: skip
-    return sorted(found, key=lambda one: one["cold"]["seconds"])
+    return sorted(found, key=lambda one: one["cold"]["median"])
 
 
 def step(model: str, variant: str, milliseconds: float, trace: str | None = None) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_a_table_without_rows_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "results.json: format: is 2, not 1; harvest again with this version"),
+        ({"format": 1}, "results.json: format: is 1, not 2; harvest again with this version"),
         ({"operators": [{"key": 3}]}, "Expected `str`, got `int` - at `$.operators[0].key`"),
     ],
 )

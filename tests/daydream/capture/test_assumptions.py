@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from daydream.capture.assumptions import USUAL, parse_assumptions, told_assumptions, values_assumed  # noqa: E402
 from daydream.capture.failures import DataDependentError  # noqa: E402
 from daydream.capture.options import CaptureOptions  # noqa: E402
+from daydream.capture.pytorch.step import Subject  # noqa: E402
 from daydream.capture.sources import captured  # noqa: E402
-from daydream.capture.step import Subject  # noqa: E402
 from daydream.graph.graph import Phase  # noqa: E402
 from hal.support.errors import InputError  # noqa: E402
 

@@ -9,12 +9,12 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.daydream.synthetic_ranks import Job, write
 from daydream.answers import replay
 from daydream.cli import main
 from daydream.diff.compare import Amount, Difference, OperatorChange, compare, status
 from daydream.diff.page import page
 from daydream.diff.record import schema_text
+from tests.daydream.ranks.synthetic import Job, write
 from tests.daydream.traces import Builder
 
 ROOT = Path(__file__).resolve().parents[3]

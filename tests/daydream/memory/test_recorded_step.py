@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from daydream.capture.step import Subject, capture  # noqa: E402
+from daydream.capture.pytorch.step import Subject, capture  # noqa: E402
 from daydream.memory.footprint import MemoryKind, footprint  # noqa: E402
 from daydream.memory.owners import layers_at  # noqa: E402
 from daydream.memory.recorded import RecordedMemory, recorded_memory  # noqa: E402

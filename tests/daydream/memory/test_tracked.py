@@ -31,11 +31,11 @@ def tracked(text: str, optimizer: str) -> dict[str, int]:
     """What MemTracker says of the peak of a training step, by its own kinds."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from daydream.capture.hugging_face import positions_without_data
-    from daydream.capture.meta_kernels import board_kernels
-    from daydream.capture.optimizers import optimizer_of
+    from daydream.capture.models.hugging_face import positions_without_data
+    from daydream.capture.pytorch.meta_kernels import board_kernels
+    from daydream.capture.pytorch.optimizers import optimizer_of
+    from daydream.capture.pytorch.step import scalar_of
     from daydream.capture.sources import load_subject
-    from daydream.capture.step import scalar_of
 
     subject = load_subject(text, batch=2, sequence=16, training=True)
     model = subject.model.train()

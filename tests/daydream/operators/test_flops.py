@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from daydream.capture.meta_kernels import board_kernels  # noqa: E402
-from daydream.capture.step import Subject, capture  # noqa: E402
+from daydream.capture.pytorch.meta_kernels import board_kernels  # noqa: E402
+from daydream.capture.pytorch.step import Subject, capture  # noqa: E402
 from daydream.operators.calls import operator_prices  # noqa: E402
 from hal.catalog import load_device  # noqa: E402
 

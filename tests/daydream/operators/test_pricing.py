@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from daydream.operators.families import algorithm_of
 from daydream.operators.pricing import bound_of, describe_calls, device_of, heavy_rows, is_auxiliary, price
-from daydream.operators.repricing import algorithm_of, repriced_table, short_name, totals
 from daydream.operators.work import Work
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.estimate.operators import Item, estimate_items
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, task
+from tests.daydream.operators.repriced import repriced_table, short_name, totals
 from tests.daydream.recorded import operator, recorded, recorded_trace
 
 V100 = load_device("v100")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from daydream.graph.graph import Dependency, Mark, Phase
 from daydream.optimize.exchange import Ends, Exchange
 from daydream.passes.basis.gradients import Gradients, ParameterGradient
-from daydream.passes.ddp import AllReduceCost
+from daydream.passes.distributed.ddp import AllReduceCost
 from hal.node_catalog import load_node
 from tests.daydream.graphs import MAIN, STREAM, graph, task
 

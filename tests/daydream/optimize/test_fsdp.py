@@ -12,7 +12,7 @@ from daydream.graph.simulate import simulate
 from daydream.optimize.exchange import Exchange
 from daydream.optimize.fsdp import BACKWARD, FORWARD, Sharding, Wrapping, best_wrapping, usual_wrapping
 from daydream.passes.basis.gradients import Gradients, ParameterGradient
-from daydream.passes.ddp import AllReduceCost
+from daydream.passes.distributed.ddp import AllReduceCost
 from hal.support.errors import InputError
 from tests.daydream.graphs import MAIN, STREAM, graph, task
 

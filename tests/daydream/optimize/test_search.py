@@ -14,11 +14,11 @@ from daydream.graph.graph import Dependency, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.optimize.coarse import coarsened, step_us
 from daydream.optimize.exchange import Ends, Exchange
-from daydream.optimize.ranks import replicated
 from daydream.optimize.search import Prunings, best_buckets, by_limits, walked
 from daydream.passes.basis.communication import all_reduces
 from hal.support.errors import InputError
 from tests.daydream.graphs import STREAM2
+from tests.daydream.optimize.replicated import replicated
 from tests.daydream.optimize.steps import every_list, exchange_of, exchanges
 
 

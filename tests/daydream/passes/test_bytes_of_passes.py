@@ -6,11 +6,11 @@ import pytest
 
 from daydream.graph.graph import TaskGraph
 from daydream.graph.memory import Held, HeldMemory, MemoryKind
-from daydream.passes.amp import amp
-from daydream.passes.batchnorm import restructure_batchnorm
-from daydream.passes.fused_optimizer import fused_optimizer
-from daydream.passes.gist import gist
-from daydream.passes.vdnn import vdnn
+from daydream.passes.kernels.amp import amp
+from daydream.passes.kernels.batchnorm import restructure_batchnorm
+from daydream.passes.kernels.fused_optimizer import fused_optimizer
+from daydream.passes.memory.gist import gist
+from daydream.passes.memory.vdnn import vdnn
 from tests.daydream.graphs import graph, launched, pairs
 from tests.daydream.passes.held import B, F, U, a_map, memory, of
 from tests.daydream.passes.traced import traced

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from daydream.answers import Prediction, Replay, predict, replay, replay_of  # noqa: E402
-from daydream.capture.checkpoints import apply_checkpoints  # noqa: E402
-from daydream.capture.meta_kernels import board_kernels  # noqa: E402
-from daydream.capture.step import Subject, capture  # noqa: E402
+from daydream.capture.pytorch.checkpoints import apply_checkpoints  # noqa: E402
+from daydream.capture.pytorch.meta_kernels import board_kernels  # noqa: E402
+from daydream.capture.pytorch.step import Subject, capture  # noqa: E402
 from daydream.graph.graph import Phase  # noqa: E402
 from daydream.graph.memory import HeldMemory  # noqa: E402
 from daydream.memory.beside import with_memory  # noqa: E402
@@ -205,7 +205,7 @@ def test_amp_shortens_products_by_three_and_the_rest_by_two(before: Replay) -> N
 
 
 def test_a_scaler_reads_and_writes_every_gradient(before: Replay) -> None:
-    from roller.library.elementwise import kernel_seconds_floor
+    from roller.library.streaming.elementwise import kernel_seconds_floor
 
     alone, _ = applied(before, "amp:price=no,casts=no,scaler=no")
     scaled, _ = applied(before, "amp:price=no,casts=no")

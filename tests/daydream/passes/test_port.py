@@ -18,7 +18,7 @@ from hal.node_catalog import load_node
 from hal.support.errors import InputError
 from roller.library import library_time
 from roller.library.collectives import collective_seconds
-from roller.library.elementwise import kernel_seconds_floor
+from roller.library.streaming.elementwise import kernel_seconds_floor
 from tests.daydream.graphs import MAIN, STREAM, graph, launched, pairs, task
 from tests.daydream.recorded import operator, recorded, recorded_trace
 

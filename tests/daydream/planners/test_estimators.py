@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from daydream.capture.captured import Capture, CapturedOperator  # noqa: E402
-from daydream.capture.step import Subject, capture  # noqa: E402
+from daydream.capture.pytorch.step import Subject, capture  # noqa: E402
 from daydream.graph.graph import Phase  # noqa: E402
 from daydream.operators.calls import operator_prices  # noqa: E402
 from daydream.planners import RollerRuntimeEstimator, RollerSACEstimator, board_operators, times  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor.fx_passes.profile_guided_estimation import ProfileGuidedEstimator  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from daydream.capture.step import Subject, capture  # noqa: E402
+from daydream.capture.pytorch.step import Subject, capture  # noqa: E402
 from daydream.planners import node_runtime, write_profile  # noqa: E402
 from daydream.planners.collectives import CollectiveTimes  # noqa: E402
 from hal.catalog import load_device  # noqa: E402

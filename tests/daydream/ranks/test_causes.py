@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.daydream.synthetic_ranks import Job, write
 from daydream.graph.graph import TaskKind
 from daydream.ranks.causes import Cause, rank_causes, slow_groups
 from daydream.ranks.equal import simulate_ranks
 from daydream.ranks.merge import merge, read_ranks
 from daydream.ranks.report import conclusions, findings
 from daydream.ranks.skew import GroupTimes
+from tests.daydream.ranks.synthetic import Job, write
 
 STILL = Job(ranks=3, steps=2, layers=12, buckets=2, spread=0.0, jitter_us=0.0)
 

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.daydream.merge_ranks import planted_job, worst_clock_us
-from bench.daydream.synthetic_ranks import Job, recordings, write
 from daydream.cli import main
 from daydream.graph.graph import TaskKind
 from daydream.graph.simulate import simulate
@@ -23,6 +21,7 @@ from daydream.ranks.report import findings, replay_error
 from daydream.ranks.skew import group_times, rank_times
 from hal.support.errors import InputError
 from tests.daydream.ranks.jobs import gloo_trace
+from tests.daydream.ranks.synthetic import Job, planted_job, recordings, worst_clock_us, write
 
 SMALL = Job(ranks=2, steps=2, layers=6, buckets=2, offset_us=(0.0, 25_000.0))
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hal.microbench.arithmetic import BLOCK, CHAINS, INSTRUCTIONS, UNROLL
 from hal.microbench.launcher import Board, KernelText, Launch, MicrobenchError, Work
-from hal.microbench.matrix import FRAGMENTS
-from hal.microbench.scattered import SECTOR_BYTES
+from hal.microbench.memory.scattered import SECTOR_BYTES
+from hal.microbench.units.arithmetic import BLOCK, CHAINS, INSTRUCTIONS, UNROLL
+from hal.microbench.units.matrix import FRAGMENTS
 
 V100 = Board(
     title="Tesla V100-SXM2-16GB",

@@ -10,10 +10,10 @@ import pytest
 
 from hal.catalog import load_device
 from hal.microbench import QUANTITIES, Settings, kernel_texts, measure_gpu
-from hal.microbench.registers import portion
-from hal.microbench.shared_banks import bank_width, row_bytes
-from hal.microbench.transaction import smallest_transfer
-from hal.microbench.translation import reach_pages
+from hal.microbench.memory.shared_banks import bank_width, row_bytes
+from hal.microbench.memory.transaction import smallest_transfer
+from hal.microbench.memory.translation import reach_pages
+from hal.microbench.units.registers import portion
 from hal.support.errors import InputError
 from tests.hal.microbench.fake_board import NEW_BOARD, V100, FakeLauncher, Truth
 

@@ -12,8 +12,8 @@ from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_calls, library_time, library_times
 from roller.library.calls import KINDS, price
-from roller.library.gemm import choose_gemm
 from roller.library.named_calls import named_calls
+from roller.library.products.gemm import choose_gemm
 from roller.library.recognise import recognise
 from sokoban.language.operators import operator_from_data
 

@@ -13,7 +13,7 @@ import pytest
 from daydream.graph.graph import Mark, Phase, TaskGraph, TaskKind
 from daydream.passes.basis.communication import MEBIBYTE, all_reduces, message_bytes
 from daydream.passes.basis.gradients import Gradients, consumers, find_gradients, last_of_threads, tied
-from daydream.passes.ddp import buckets
+from daydream.passes.distributed.ddp import buckets
 from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 from tests.daydream.graphs import MAIN, STREAM2, graph, launched, pairs, task

@@ -1,0 +1,1 @@
+"""Calls of vendor libraries against measured ones."""

@@ -1,0 +1,279 @@
+"""Steps of jobs that really ran: llm-foundry's MPT with FSDP, and Nemotron with Megatron's tensor ranks.
+
+What a job does besides its model (its attention, its norms, its metrics, its mixed precision) is what its sources say;
+what boards do in jobs (one clock for all kernels, operands that draw more than benchmarks') has sources of its own.
+Two numbers of FlashAttention 1 in Triton were chosen with half of the models of llm-foundry in sight; the other half
+and Nemotron judge.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from rich.table import Table
+
+from bench.accuracy.steps.mpt_model import mpt_subject
+from bench.accuracy.steps.nemotron_model import nemotron_subject
+from daydream.capture.options import CaptureOptions
+from daydream.plan.layout import Layout
+from daydream.plan.planned import PlannedStep, planned
+from daydream.plan.source import planned_units
+from daydream.plan.units import Units
+from hal.catalog import load_device
+from hal.node_catalog import usual_node
+
+#: Largest mean errors asked for: llm-foundry's, its bias, that of each of its boards, and NeMo's.
+BARS = {"llm-foundry": 0.08, "bias": 0.03, "board": 0.10, "dgxc": 0.06}
+
+#: Models of llm-foundry on which numbers were chosen; the others judge.
+CHOSEN = ("760m", "13b")
+
+#: Bytes in which gradients were exchanged: Composer's DEFAULT is float32 since October 2023 (its pull request 2628),
+#: and H100's jobs ran with PyTorch 2.1, which older releases of it do not know; before, and in PURE, 16 bits.
+REDUCED = {"h100_80gb": 4, "a100_80gb": 2, "a100_40gb": 2}
+
+BOARDS = {"h100_80gb": "h100-sxm-80gb", "a100_80gb": "a100-sxm-80gb", "a100_40gb": "a100-sxm-40gb"}
+
+#: Jobs of which the page tells what every term costs: model, board, boards, tokens of a sample.
+SHOWN = (
+    ("13b", "h100_80gb", 8, 2048), ("3b", "h100_80gb", 8, 16_384), ("3b", "a100_80gb", 8, 2048),
+    ("13b", "a100_80gb", 8, 32_768), ("125m", "a100_40gb", 8, 2048),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A measured job.
+
+    Attributes:
+        model, board, boards, sequence: what ran on what.
+        batch: samples of a micro-batch of a board.
+        micro_batches: of a step.
+        checkpoints: whether blocks are computed again.
+        seconds: of a step.
+    """
+
+    model: str
+    board: str
+    boards: int
+    sequence: int
+    batch: int
+    micro_batches: int
+    checkpoints: bool
+    seconds: float
+
+    def step(self, *, plain: bool = False) -> PlannedStep:
+        """The job predicted; ``plain`` as a model in bfloat16 with PyTorch's own attention and loss."""
+        units = _mpt(self.model, self.sequence, self.batch, self.checkpoints, plain=plain)
+        if not plain:
+            units = replace(units, capture=replace(units.capture, attention="triton"))
+        layout = Layout(
+            data=self.boards, shard="fsdp", micro_batches=self.micro_batches, reduce_bytes=REDUCED[self.board]
+        )
+        device = load_device(BOARDS[self.board])
+        return planned(units, layout, device, usual_node(device))
+
+
+@cache
+def _mpt(model: str, sequence: int, batch: int, checkpoints: bool, *, plain: bool) -> Units:
+    options = CaptureOptions(
+        batch=batch, dtype="bfloat16" if plain else "amp-bfloat16", parameters="bfloat16", optimizer="adamw",
+        implementation="for-loop", checkpoint="full" if checkpoints else "none",
+    )  # fmt: skip
+    return planned_units(partial(mpt_subject, model, sequence=sequence, batch=batch, plain=plain), options)
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """llm-foundry's rows in 16 bits."""
+    with path.open(encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if "fp8" not in row["precision"]]
+    return [
+        Job(
+            model=row["model"], board=row["board"], boards=int(row["gpus"]), sequence=int(row["sequence"]),
+            batch=int(row["micro_batch"]), micro_batches=int(row["micro_batches"]),
+            checkpoints=row["checkpointing"] == "True", seconds=float(row["step_ms"]) / 1e3,
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+# Terms
+
+
+@contextmanager
+def _without(*patches: tuple[str, Any]) -> Iterator[None]:
+    with ExitStack() as around:
+        for name, value in patches:
+            around.enter_context(patch(name, value))
+        yield
+
+
+#: What a step loses with every term, by its name.
+TERMS: Mapping[str, Callable[[], Any]] = {
+    "one clock for all kernels": partial(_without, ("hal.spec.power.settled_clock", lambda _: 1.0)),
+    "operands of a job": partial(_without, ("hal.spec.power.OPERANDS", 1.0)),
+    "24 channels of NCCL": partial(_without, ("daydream.plan.costs.CHANNELS", 16)),
+}
+
+
+def term_table(jobs: Sequence[Job]) -> Table:
+    """What every term adds to a step, in percent of the measured one."""
+    view = Table(title="What each term adds to a step, in percent of the measured step")
+    names = ("FlashAttention 1 in Triton", "metrics, casts, loss", *TERMS, "all: error", "without: error")
+    for column in ("job", "measured ms", *names):
+        view.add_column(column)
+    for shown in SHOWN:
+        job = next(each for each in jobs if (each.model, each.board, each.boards, each.sequence) == shown)
+        step = job.step()
+        seconds = [_own_attention(step) - step.seconds]
+        with _without(*((_PATCHED[name], _BARE[name]) for name in TERMS)):
+            bare = job.step(plain=True).seconds
+        seconds.append(job.step(plain=True).seconds - _own_attention(step))
+        for term in TERMS.values():
+            with term():
+                seconds.append(job.step().seconds - step.seconds)
+        cells = [f"{-100 * each / job.seconds:+.1f}" for each in seconds]
+        ends = [f"{100 * (each / job.seconds - 1):+.1f} %" for each in (step.seconds, bare)]
+        name = f"{job.model}, {job.boards} x {job.board}, {job.sequence} tokens"
+        view.add_row(name, f"{1e3 * job.seconds:,.0f}", *cells, *ends)
+    return view
+
+
+_PATCHED = {
+    "one clock for all kernels": "hal.spec.power.settled_clock",
+    "operands of a job": "hal.spec.power.OPERANDS",
+    "24 channels of NCCL": "daydream.plan.costs.CHANNELS",
+}
+_BARE: Mapping[str, Any] = {
+    "one clock for all kernels": lambda _: 1.0, "operands of a job": 1.0, "24 channels of NCCL": 16,
+}  # fmt: skip
+
+
+def _own_attention(step: PlannedStep) -> float:
+    """Seconds of the step with PyTorch's own attention."""
+    units = replace(step.costs.units, capture=replace(step.costs.units.capture, attention="auto"))
+    return planned(units, step.layout, step.device, step.costs.node).seconds
+
+
+# NeMo
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemoRun:
+    """A row of Nemotron-15B on H100s, with its prediction."""
+
+    boards: int
+    step: PlannedStep
+    seconds: float
+
+
+def read_nemo(path: Path) -> list[NemoRun]:
+    """Rows of Nemotron-15B in BF16: Megatron's tensor ranks with parts of the sequence and overlapped exchange."""
+    with path.open(encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["dtype"] == "BF16" and "nemotron" in row["recipe"]]
+    device = load_device("h100-sxm-80gb")
+    runs = []
+    for row in rows:
+        tensor, batch = int(row["tp"]), int(row["micro_batch"])
+        layout = Layout(
+            data=int(row["gpus"]) // tensor, tensor=tensor, micro_batches=int(row["micro_batches"]), shard="zero1",
+            sequence=True, overlap_tensor=True,
+        )  # fmt: skip
+        step = planned(_nemotron(batch, tensor), layout, device, usual_node(device))
+        runs.append(NemoRun(boards=int(row["gpus"]), step=step, seconds=float(row["step_seconds"])))
+    return runs
+
+
+@cache
+def _nemotron(batch: int, tensor: int) -> Units:
+    options = CaptureOptions(
+        batch=batch, dtype="bfloat16", optimizer="adamw", implementation="fused", attention="cudnn"
+    )
+    make = partial(nemotron_subject, sequence=4096, batch=batch)
+    return planned_units(make, options, tensor=tensor, sequence_parallel=True, compiles=True)
+
+
+# Tables
+
+
+def table(data: Path, out: Path) -> Iterable[Table]:
+    """A table a source and what each term costs, and a picture in ``out``; none where the data are missing."""
+    folder = data / "jobs"
+    if not (folder / "llmfoundry.csv").is_file():
+        return
+    jobs = read_jobs(folder / "llmfoundry.csv")
+    errors = np.array([job.step().seconds / job.seconds - 1 for job in jobs])
+    yield foundry_table(jobs, errors)
+    yield term_table(jobs)
+    runs = read_nemo(folder / "dgxc.csv")
+    yield nemo_table(runs)
+    _picture(jobs, errors, runs, out / "jobs.png")
+
+
+def foundry_table(jobs: Sequence[Job], errors: np.ndarray) -> Table:
+    """Bias and mean error of all rows, by board, and by half of the models."""
+    view = Table(title="llm-foundry: MPT under Composer with FSDP, predicted from the model's code and the plan")
+    for column in ("rows", "number", "bias", "asked", "mean error", "asked", "median", "worst"):
+        view.add_column(column)
+    groups = [("all", [True] * len(jobs), BARS["llm-foundry"])]
+    groups += [(board, [job.board == name for job in jobs], BARS["board"]) for name, board in BOARDS.items()]
+    half = [job.model in CHOSEN for job in jobs]
+    groups.append((f"models {' and '.join(CHOSEN)}, in sight", half, BARS["llm-foundry"]))
+    groups.append(("the other models", [not each for each in half], BARS["llm-foundry"]))
+    for name, chosen, bar in groups:
+        some = errors[np.array(chosen)]
+        asked = f"{100 * BARS['bias']:.0f} %" if name == "all" else ""
+        view.add_row(
+            name, str(len(some)), f"{100 * some.mean():+.1f} %", asked, f"**{100 * np.abs(some).mean():.1f} %**",
+            f"{100 * bar:.0f} %", f"{100 * np.median(some):+.1f} %", f"{100 * some[np.abs(some).argmax()]:+.0f} %",
+        )  # fmt: skip
+    return view
+
+
+def nemo_table(runs: Sequence[NemoRun]) -> Table:
+    """Mean error of Nemotron's rows, and how many are said to fit."""
+    errors = np.array([run.step.seconds / run.seconds - 1 for run in runs])
+    view = Table(title="dgxc: Nemotron-15B under NeMo on 16 to 2,048 H100, nothing chosen on these rows")
+    for column in ("rows", "bias", "mean error", "asked", "worst", "said to fit, of rows that ran", "reserved GB"):
+        view.add_column(column)
+    view.add_row(
+        str(len(runs)), f"{100 * errors.mean():+.1f} %", f"**{100 * np.abs(errors).mean():.1f} %**",
+        f"{100 * BARS['dgxc']:.0f} %", f"{100 * errors[np.abs(errors).argmax()]:+.0f} %",
+        f"{sum(run.step.fits for run in runs)} of {len(runs)}",
+        f"{min(run.step.memory.reserved for run in runs) / 1e9:.1f} to "
+        f"{max(run.step.memory.reserved for run in runs) / 1e9:.1f}",
+    )  # fmt: skip
+    return view
+
+
+def _picture(jobs: Sequence[Job], errors: np.ndarray, runs: Sequence[NemoRun], path: Path) -> None:
+    """Errors by tokens of a sample, by board; and of Nemotron by boards."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5), dpi=130)
+    figure.set_layout_engine("constrained")
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for (name, board), colour in zip(BOARDS.items(), ("#db8424", "#2f9e77", "#3b7dc9"), strict=True):
+        own = np.array([job.board == name for job in jobs])
+        tokens = np.array([job.sequence for job in jobs])
+        panels[0].scatter(tokens[own], 100 * errors[own], s=14, color=colour, alpha=0.7, label=board)
+    panels[0].set(xscale="log", xlabel="tokens of a sample", ylabel="error, %", title="llm-foundry")
+    panels[0].legend(frameon=False, fontsize=8)
+    panels[1].scatter(
+        [run.boards for run in runs], [100 * (run.step.seconds / run.seconds - 1) for run in runs], s=14,
+        color="#db8424", alpha=0.7,
+    )  # fmt: skip
+    panels[1].set(xscale="log", xlabel="boards", title="dgxc, Nemotron-15B")
+    for panel in panels:
+        panel.axhline(0, color="#444", lw=1)
+        panel.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -1,0 +1,1 @@
+"""Who computes the same, timed in turns: spreads, checks against a reference, files of results."""

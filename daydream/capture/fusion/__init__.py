@@ -1,0 +1,1 @@
+"""What TorchInductor would fuse of a captured step."""

@@ -1,0 +1,239 @@
+"""Models of transformers from a configuration file, built without network and without weights."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from daydream.capture.failures import failures_told
+from daydream.capture.models.torchvision_operators import import_torchvision
+from daydream.capture.pytorch.step import Subject
+from hal.support.errors import InputError, listed
+
+#: Tokens of a text where nobody says.
+SEQUENCE = 128
+
+#: Samples of sound where nobody says: ten seconds at 16 kHz.
+_SOUND = 160_000
+
+_CONFIG = "config.json"
+
+
+def hugging_face_subject(
+    path: Path,
+    *,
+    batch: int | None,
+    sequence: int | None,
+    image: int | None = None,
+    class_name: str | None,
+    training: bool,
+    attention: str = "",
+) -> Subject:
+    """A model of transformers from its ``config.json``.
+
+    Args:
+        path: the file, or a folder that holds it.
+        batch: samples; None for 1.
+        sequence: tokens of a text, None for 128; samples of raw sound.
+        image: height and width, None for what the configuration says.
+        class_name: of the model, ``AutoModelForCausalLM``; None for the first of the configuration's ``architectures``.
+        training: gives labels, from which the model makes its loss.
+        attention: ``eager`` for attention written out; else the model's own choice, which is PyTorch's
+            ``scaled_dot_product_attention`` as a rule.
+
+    Raises:
+        InputError: the file cannot be read, is no configuration, names no known class, or its model cannot be built.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import_torchvision()
+    path = path / _CONFIG if path.is_dir() else path
+    config = _configuration(path)
+    builder = _builder(path, config, class_name)
+    title = f"hf:{path}"
+    with failures_told(title), torch.device("meta"):
+        # ``torch.Tensor(size)`` makes some parameters on the host, whatever the default device is.
+        model = _built(builder, config, "eager" if attention in ("math", "eager") else None).to("meta")
+    return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
+
+
+def subject_of_model(
+    model: Any, title: str, *, batch: int | None, sequence: int | None, image: int | None, training: bool
+) -> Subject:
+    """A model of transformers with the inputs that its kind takes."""
+    with failures_told(title), torch.device("meta"):
+        inputs, assumed = _inputs(model, batch or 1, sequence, image, training)
+    return Subject(title=title, model=model, kwargs=inputs, batch=batch or 1, optimizer="adamw", assumed=tuple(assumed))
+
+
+def _configuration(path: Path) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror or "cannot be read", f"give a {_CONFIG} or its folder") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(path), f"is no JSON: {error}", f"give a {_CONFIG} of a model") from None
+    if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
+        raise InputError(f"{path}: model_type", "is missing", "a configuration says the kind of its model, as gpt2")
+    kind = data["model_type"]
+    if kind not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(kind, CONFIG_MAPPING.keys(), n=3, cutoff=0.6)
+        remedy = f"did you mean {listed(close)}?" if close else "models whose code lies beside them are not run"
+        raise InputError(f"{path}: model_type", f"transformers knows no {kind!r}", remedy)
+    with failures_told(str(path)):
+        config = CONFIG_MAPPING[kind].from_json_file(path)
+        # The type of the elements is the user's choice, and code beside the file is never run.
+        config.dtype = torch.float32
+        config.__dict__.pop("auto_map", None)
+        return config
+
+
+def _builder(path: Path, config: Any, class_name: str | None) -> Any:
+    """The class of the model."""
+    import transformers
+
+    name = class_name or next(iter(config.architectures or ()), None)
+    if name is None:
+        raise InputError(
+            f"{path}: architectures", "is missing, so the class is unknown", "add --class, as AutoModelForCausalLM"
+        )
+    builder = getattr(transformers, name, None) if isinstance(name, str) else None
+    if builder is None or not hasattr(builder, "_from_config" if not str(name).startswith("Auto") else "from_config"):
+        names = [each for each in dir(transformers) if "For" in each or each.endswith("Model")]
+        close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)
+        where = "--class" if class_name else f"{path}: architectures"
+        remedy = f"did you mean {listed(close)}?" if close else "give one of transformers by --class"
+        raise InputError(where, f"transformers has no model class {name!r}", remedy)
+    mapping = getattr(builder, "_model_mapping", None)
+    takes = mapping is None or type(config) in mapping
+    wanted = getattr(builder, "config_class", None)
+    if not takes or (mapping is None and wanted is not None and not isinstance(config, wanted)):
+        raise InputError("--class", f"{name} is not for models of the kind {config.model_type}", "choose another")
+    return builder
+
+
+def _built(builder: Any, config: Any, attention: str | None) -> Any:
+    from transformers.initialization import no_init_weights
+    from transformers.utils import logging
+
+    # Hints at what configurations leave to defaults are of no use here.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    make = getattr(builder, "from_config", None) or builder._from_config
+    with no_init_weights():
+        model = make(config, **({"attn_implementation": attention} if attention else {}))
+    # Ties are left out together with the initial values.
+    model.tie_weights()
+    return model
+
+
+@contextmanager
+def positions_without_data() -> Iterator[None]:
+    """Within, transformers does not look at positions and masks for several texts in a row or for padding."""
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    models: Any = sys.modules.get("transformers.modeling_utils")
+    with ExitStack() as around:
+        if masks is not None:
+            around.enter_context(patch.object(masks, "find_packed_sequence_indices", lambda *_, **__: None))
+            around.enter_context(patch.object(masks, "fast_all", lambda *_: True))
+        if models is not None:
+            kind = models.PreTrainedModel
+            around.enter_context(patch.object(kind, "warn_if_padding_and_no_attention_mask", lambda *_: None))
+        yield
+
+
+# Inputs
+
+
+def _inputs(
+    model: Any, batch: int, sequence: int | None, image: int | None, training: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What a model takes, by the name of its main input, and what is assumed of it."""
+    parameters = inspect.signature(model.forward).parameters
+    config, main = model.config, model.main_input_name
+    inputs: dict[str, Any] = {}
+    assumed: list[str] = []
+    if main == "pixel_values":
+        inputs[main] = _images(config, batch, image)
+    elif main == "input_features":
+        inputs[main] = _spectrum(config, batch)
+        assumed.append(f"sound of {inputs[main].shape[-1]} frames")
+    elif main == "input_values":
+        samples = sequence or _SOUND
+        inputs[main] = torch.empty(batch, samples)
+        assumed.append(f"{samples} samples of sound")
+    else:
+        inputs["input_ids"] = _tokens(batch, sequence or SEQUENCE)
+        assumed.append("texts have no padding: no attention mask")
+        if "vision_config" in config.sub_configs and "return_loss" in parameters:
+            inputs["pixel_values"] = _images(config, batch, image)
+    tokens = sequence or SEQUENCE
+    if config.is_encoder_decoder and "decoder_input_ids" in parameters:
+        inputs["decoder_input_ids"] = _tokens(batch, tokens)
+        assumed.append(f"the decoder gets {tokens} tokens")
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and window < tokens:
+        assumed.append(f"the window of {window} tokens is a mask, as transformers gives it to PyTorch's attention")
+    if "mamba" in config.model_type:
+        assumed.append("state spaces run without the kernels of mamba-ssm, as transformers does without that package")
+    if "use_cache" in parameters:
+        inputs["use_cache"] = False
+        assumed.append("no cache of keys and values is written")
+    if training:
+        labels = _labels(model, parameters, inputs, batch, tokens)
+        inputs.update(labels)
+        if not labels:
+            assumed.append("the loss is the sum of the result, for want of labels")
+    return inputs, assumed
+
+
+def _tokens(*sizes: int) -> torch.Tensor:
+    return torch.empty(sizes, dtype=torch.long)
+
+
+def _images(config: Any, batch: int, image: int | None) -> torch.Tensor:
+    vision = getattr(config, "vision_config", config)
+    size: Any = image or getattr(vision, "image_size", None) or 224
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.empty(batch, getattr(vision, "num_channels", 3), height, width)
+
+
+def _spectrum(config: Any, batch: int) -> torch.Tensor:
+    bins: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
+    # Whisper's encoder halves the frames.
+    return torch.empty(batch, bins, 2 * getattr(config, "max_source_positions", 1500))
+
+
+def _labels(
+    model: Any, parameters: Mapping[str, Any], inputs: Mapping[str, Any], batch: int, tokens: int
+) -> dict[str, Any]:
+    """Targets by the task that the name of the class says."""
+    kind = type(model).__name__
+    if "start_positions" in parameters and "labels" not in parameters:
+        return {"start_positions": _tokens(batch), "end_positions": _tokens(batch)}
+    if "return_loss" in parameters and "pixel_values" in inputs:
+        return {"return_loss": True}
+    # Losses over alignments read the lengths of texts on the host.
+    # Those of objects match boxes to them there.
+    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection")):
+        return {}
+    if kind.endswith("SemanticSegmentation"):
+        return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}
+    if kind.endswith(
+        ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
+    ):
+        return {"labels": _tokens(batch)}
+    labels = {"labels": _tokens(batch, tokens)}
+    if "next_sentence_label" in parameters:
+        labels["next_sentence_label"] = _tokens(batch)
+    return labels

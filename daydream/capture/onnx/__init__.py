@@ -1,0 +1,1 @@
+"""ONNX files as models that run in PyTorch on tensors without data."""

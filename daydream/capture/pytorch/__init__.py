@@ -1,0 +1,1 @@
+"""A step of a PyTorch model on tensors without data: its operators as they are dispatched."""

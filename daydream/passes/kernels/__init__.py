@@ -1,0 +1,1 @@
+"""Passes that change kernels: precision, fusion, substitution, and launches put together."""

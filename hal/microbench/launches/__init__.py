@@ -1,0 +1,1 @@
+"""Launches: the time between kernels, between blocks, and that of a framework's call."""

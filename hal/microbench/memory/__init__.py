@@ -1,0 +1,1 @@
+"""Memory of a GPU level by level: bandwidths, latencies, transactions, address translation, banks of shared memory."""

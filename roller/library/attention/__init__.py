@@ -1,0 +1,1 @@
+"""Attention kernels of libraries: tiles, constants and time of FlashAttention and its successors."""

@@ -1,0 +1,1 @@
+"""Convolutions by cuDNN: its algorithms in float32, its kernels on Tensor Cores, both gradients."""

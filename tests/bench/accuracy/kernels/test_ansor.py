@@ -1,0 +1,133 @@
+"""Ansor's programs as schedules: factors multiplied as its loops nest, padding by its rule, files as the fast path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.accuracy.data import default_directory
+from bench.accuracy.kernels.ansor import FLAT, TILED, kernels_of, load_logs, main, operator_data, write_log
+from sokoban.language.operators import load_operators
+from sokoban.schedule.files import load_schedules
+
+DATA = default_directory() / "v100_schedules"
+measured_data = pytest.mark.skipif(not DATA.is_dir(), reason="the measured schedules are not beside this checkout")
+
+
+def conv(**changes: Any) -> dict[str, Any]:
+    """The columns of two programs of one convolution: 4 filters of 3x3 over 2 channels of 8x8."""
+    factors = {
+        "n": (1, 1, 1, 1, 1), "f": (1, 2, 1, 1, 2), "y": (2, 1, 2, 2, 1), "x": (1, 1, 8, 1, 1),
+        "rc": (1, 2, 1), "ry": (3, 1, 1), "rx": (1, 1, 3),
+    }  # fmt: skip
+    columns: dict[str, Any] = {"n": 1, "c": 2, "h": 8, "w": 8, "f": 4, "kh": 3, "kw": 3, "stride": 1, "padding": "SAME"}
+    for axis, values in factors.items():
+        names = ("blk", "vt", "thr", "in1", "in2") if len(values) == 5 else ("out", "mid", "in")
+        columns |= {f"{axis}_{name}": value for name, value in zip(names, values, strict=True)}
+    columns |= {"vec_data": 1, "vec_kernel": 2, "unroll_max_step": 512, "trial": 0, **changes}
+    return {name: np.array([value, value]) for name, value in columns.items()}
+
+
+def flat(kind: str, **columns: Any) -> list[Any]:
+    return kernels_of(kind, {name: np.array(values) for name, values in columns.items()})
+
+
+def row(columns: Mapping[str, Any]) -> dict[str, int]:
+    return {axis: int(values[0]) for axis, values in columns.items()}
+
+
+def test_the_tiles_are_products_of_the_factors() -> None:
+    (kernel,) = kernels_of("conv", conv())
+    table = kernel.table
+    assert row(table.block) == {"n": 1, "f": 4, "oh": 4, "ow": 8}
+    assert row(table.thread) == {"n": 1, "f": 2, "oh": 2, "ow": 1}
+    assert row(table.vthreads) == {"n": 1, "f": 2, "oh": 1, "ow": 1}
+    assert row(table.step) == {"c": 2, "kh": 1, "kw": 3}
+    assert row(table.vector) == {"X": 1, "W": 2, "Y": 1}
+    assert table.threads_per_block.tolist() == [16, 16] and table.block_count.tolist() == [2, 2]
+    assert all(values.all() for values in table.cached.values()) and table.unroll.tolist() == [512, 512]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [(3, 1, [1, 1, 1, 1]), (7, 2, [3, 3, 3, 3]), (2, 2, [1, 1, 0, 0]), (1, 1, [0, 0, 0, 0])],
+)
+def test_same_pads_by_the_kernel_alone(size: int, stride: int, padding: list[int]) -> None:
+    assert operator_data("conv", conv(kh=size, kw=size, stride=stride))["padding"] == padding
+    assert operator_data("conv", conv(padding="VALID"))["padding"] == "VALID"
+
+
+def test_average_pooling_is_a_sum_and_a_division() -> None:
+    shared = {"kh": [3], "kw": [3], "stride": [2], "w": [9], "outputs": [4096], "unroll_max_step": [16]}
+    total, division = flat("pooling", pool=["avg"], kernels=[2], sum_threads=[64], div_threads=[32], **shared)
+    assert (total.name, division.name) == ("sum", "division")
+    assert row(total.table.block) == {"i": 64} and row(total.table.step) == {"kh": 3, "kw": 3}
+    assert row(division.table.block) == {"i0": 32} and division.operator["value"] == 9.0
+    assert (total.table.block_count[0], division.table.block_count[0]) == (64, 128)
+    (maximum,) = flat("pooling", pool=["max"], kernels=[1], sum_threads=[8], div_threads=[np.nan], **shared)
+    assert maximum.table.block_count[0] == 512 and "max(" in maximum.operator["expr"]
+
+
+def test_the_threads_of_a_cross_thread_reduction_share_an_output() -> None:
+    (kernel,) = flat(
+        "reduction", shape=["8x16x64"] * 2, axes=["2"] * 2, structure=["flat", "cross_thread"],
+        threads_per_block=[32, 16], unroll_max_step=[0, 64],
+    )  # fmt: skip
+    table = kernel.table
+    assert (table.block_count.tolist(), table.threads_per_block.tolist()) == ([4, 128], [32, 16])
+    assert table.reduce_threads.tolist() == [1, 16]
+
+
+def test_relu_is_one_element_per_thread_along_one_axis() -> None:
+    (kernel,) = flat("elementwise", shape=["8x16x4"], threads_per_block=[16])
+    assert row(kernel.table.block) == {"i0.i1.i2": 16} and kernel.table.block_count[0] == 32
+
+
+@measured_data
+@pytest.mark.parametrize("kind", (*TILED, *FLAT))
+def test_files_hold_what_the_fast_path_reads(kind: str, tmp_path: Path) -> None:
+    log = load_logs(DATA, [kind])[0]
+    directory = write_log(log, tmp_path)
+    assert len((directory / "measured.csv").read_text().splitlines()) == len(log.trial) + 1
+    for kernel in log.kernels:
+        (expr,) = load_operators(directory / kernel.name / "op.json")
+        (group,) = load_schedules(directory / kernel.name / "schedules.jsonl", expr)
+        table = group.table
+        assert (table.form.spatial, table.form.reduced) == (kernel.table.form.spatial, kernel.table.form.reduced)
+        for field in ("block", "thread", "vthreads", "step", "cached", "vector", "padding"):
+            ours, theirs = getattr(table, field), getattr(kernel.table, field)
+            assert {name: values.tolist() for name, values in ours.items()} == {
+                name: values.tolist() for name, values in theirs.items()
+            }
+        assert table.reduce_threads.tolist() == kernel.table.reduce_threads.tolist()
+        for field in ("inner_thread", "inner_step"):
+            for axis, values in getattr(kernel.table, field).items():
+                assert getattr(table, field)[axis].tolist() == values.tolist()
+
+
+@measured_data
+def test_grids_and_blocks_are_the_recorded_ones() -> None:
+    from bench.accuracy.kernels.ansor import read_columns
+
+    columns = read_columns(DATA / "matmul.csv.gz")
+    tables = [log.kernels[0].table for log in load_logs(DATA, ["matmul"])]
+    assert (
+        np.concatenate([table.threads_per_block for table in tables]).tolist() == columns["threads_per_block"].tolist()
+    )
+    assert np.concatenate([table.block_count for table in tables]).tolist() == columns["grid_blocks"].tolist()
+
+
+@measured_data
+def test_the_command_writes_a_directory_per_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = load_logs(DATA, ["elementwise"])[:2]
+    monkeypatch.setattr("bench.accuracy.kernels.ansor.load_logs", lambda data, kinds: logs)
+    result = CliRunner().invoke(main, [str(DATA), "--out", str(tmp_path)])
+    assert result.exit_code == 0 and "programs of 2 operators" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(log.file.removesuffix(".log") for log in logs)
+    assert json.loads((tmp_path / "ansor_relu_128_1008_42_42" / "op.json").read_text())["function"] == "relu"
