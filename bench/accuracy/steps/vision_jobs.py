@@ -21,9 +21,9 @@ from rich.table import Table
 from torch import nn
 
 from daydream.capture.captured import Capture
+from daydream.capture.models.timm import timm_subject
 from daydream.capture.options import CaptureOptions
 from daydream.capture.sources import captured
-from daydream.capture.timm_models import timm_subject
 from daydream.prediction.step import predicted
 from hal.catalog import load_device
 from hal.spec.power import settled

@@ -18,7 +18,7 @@ resnet50,inference,t4,1,amp,1,79.0,12.96
 
 
 def test_rates_that_eight_boards_exceed_many_times_are_left_out(tmp_path: Path) -> None:
-    from bench.accuracy.vision_jobs import rows_of
+    from bench.accuracy.steps.vision_jobs import rows_of
 
     path = tmp_path / "dle.csv"
     path.write_text(ROWS)
