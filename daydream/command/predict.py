@@ -93,6 +93,9 @@ def _options(command: Any) -> Any:
         ),
         *STEP_OPTIONS,
         click.option("--pass", "passes", multiple=True, metavar="NAME[:KEY=VALUE]", help="Changes (daydream passes)."),
+        click.option(
+            "--host", default="", metavar="NAME", help="Processor that launches; the board's usual one if none."
+        ),
         click.option("--price", multiple=True, metavar="NAME=AMOUNT", help="Of an hour on a board: samples per unit."),
         click.option("--out", type=_PATH, default=None, help="Write the step as a trace that all other commands read."),
         click.option("--html", type=_PATH, default=None, help="Write a report to open in a browser."),
@@ -173,12 +176,13 @@ def predicted_steps(
     options = dict(options)
     implementation, compiles = options.pop("implementation"), options.pop("compiles")
     options["implementation"] = options.pop("optimizer_kernels")
+    host = options.pop("host", "")
     steps: dict[tuple[int | None, str], PredictedStep] = {}
     for batch in batches:
         for flash in dict.fromkeys(has_flash_attention(spec) for spec in devices):
             boards = [spec for spec in devices if has_flash_attention(spec) == flash]
             capture = _captured(model, {**options, "batch": batch, "flash": flash}, compiles=compiles)
-            for step in predicted(capture, boards, implementation):
+            for step in predicted(capture, boards, implementation, host):
                 steps[batch, step.device.name] = step
     return [steps[batch, spec.name] for spec in devices for batch in batches]
 

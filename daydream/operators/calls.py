@@ -59,7 +59,8 @@ def work_of_call(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...])
     if not isinstance(work, str):
         return work
     total = moved_bytes(inputs, outputs)
-    moved = Moved(kernel=name, bytes=total, outputs=float(sum(each.elements for each in outputs)), model="bytes")
+    # How many results a block of an unknown kernel makes is unknown, too.
+    moved = Moved(kernel=name, bytes=total, outputs=0.0, model="bytes")
     return Work(kind="unknown", parts=(WorkPart({}, moved=moved),), flops=0.0, bytes=total, assumed=work)
 
 

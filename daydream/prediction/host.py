@@ -20,6 +20,7 @@ from daydream.capture.captured import CapturedOperator
 from daydream.graph.graph import Phase
 from daydream.trace.trace import Floats
 from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError, listed
 
 #: Host time of an operator that launches a kernel over ``framework.call_seconds``: called from Python in modules, and
 #: by autograd's engine, which needs no Python.
@@ -38,17 +39,35 @@ RECURRENT_SHARE = 0.17
 #: Of every tensor in a list that an operator takes (multi-tensor optimizers).
 LISTED_SHARE = 0.03
 
+#: Seconds of a module's operator that launches a kernel, called from Python behind others, by processor. That of a
+#: DGX-1 by DeepLearningExamples' ResNet-50 and EfficientNet-b0 in float32, a sample on a V100 (PyTorch 1.9).
+HOSTS = {"xeon-e5-2698v4": 45e-6}
 
-def host_seconds(operators: Sequence[CapturedOperator], kernels: Sequence[int], device: DeviceSpec) -> Floats:
+
+def call_seconds(host: str) -> float:
+    """``framework.call_seconds`` of a processor by its name.
+
+    Raises:
+        InputError: nobody measured it.
+    """
+    if host not in HOSTS:
+        raise InputError("--host", f"nothing is known of {host!r}", f"use one of {listed(sorted(HOSTS))}")
+    return HOSTS[host] / FORWARD_SHARE
+
+
+def host_seconds(
+    operators: Sequence[CapturedOperator], kernels: Sequence[int], device: DeviceSpec, host: str = ""
+) -> Floats:
     """Seconds of the host for each operator, launches included.
 
     Args:
         operators: of a step, in order.
         kernels: how many each launches.
         device: the board, whose file tells what its host needs for a call.
+        host: processor in place of that.
     """
     shares = [_share(operator, count) for operator, count in zip(operators, kernels, strict=True)]
-    return np.array(shares, np.float64) * device.framework_calls.call_seconds
+    return np.array(shares, np.float64) * (call_seconds(host) if host else device.framework_calls.call_seconds)
 
 
 def _share(operator: CapturedOperator, kernels: int) -> float:

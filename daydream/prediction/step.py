@@ -154,9 +154,9 @@ class PredictedStep:
 
 
 def predicted(
-    capture: Capture, devices: Sequence[DeviceSpec], implementation: Implementation = "library"
+    capture: Capture, devices: Sequence[DeviceSpec], implementation: Implementation = "library", host: str = ""
 ) -> list[PredictedStep]:
-    """A captured step on every board.
+    """A captured step on every board, by the host of the board's file or by a processor with a name.
 
     Raises:
         InputError: a board runs no such library or attention.
@@ -173,6 +173,6 @@ def predicted(
         for place, price in zip(launching, priced, strict=True):
             prices[place] = price
         counts = [len(price.kernels) for price in prices]
-        host = host_seconds(capture.operators, counts, device)
-        steps.append(PredictedStep(capture=capture, device=device, prices=tuple(prices), host=host))
+        launches = host_seconds(capture.operators, counts, device, host)
+        steps.append(PredictedStep(capture=capture, device=device, prices=tuple(prices), host=launches))
     return steps

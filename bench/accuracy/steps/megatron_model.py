@@ -1,6 +1,8 @@
 """Megatron-LM's GPT as it ran in 2022: fused softmax, bias and GELU, bias, dropout and residual, tensors as [s, b, h].
 
-Its kernels of its own cost the bytes that they read and write: they are operators that no rule of ours knows.
+Its kernels cost the bytes that they read and write: they are operators that no rule of ours knows. Softmax of
+causal scores (``scaled_upper_triang_masked_softmax.h``) reads what the mask leaves, half of them, and writes all. Layer
+norm is apex's persistent one (``--no-persist-layer-norm`` is off), which reads its input once.
 """
 
 from __future__ import annotations
@@ -18,35 +20,65 @@ VOCABULARY = 51_200
 
 _LIBRARY = torch.library.Library("megatron", "FRAGMENT")
 for _schema in (
-    "masked_softmax(Tensor scores) -> Tensor",
-    "masked_softmax_backward(Tensor gradient, Tensor probabilities) -> Tensor",
+    "masked_softmax(Tensor kept, int[] size) -> Tensor",
+    "masked_softmax_backward(Tensor gradient, Tensor kept, int[] size) -> Tensor",
+    "fast_layer_norm(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor, Tensor)",
+    "fast_layer_norm_backward(Tensor gradient, Tensor x, Tensor mean, Tensor rstd, Tensor weight) -> "
+    "(Tensor, Tensor, Tensor)",
     "bias_gelu(Tensor x, Tensor bias) -> Tensor",
     "bias_gelu_backward(Tensor gradient, Tensor x, Tensor bias) -> Tensor",
     "bias_dropout_add(Tensor x, Tensor bias, Tensor residual) -> (Tensor, Tensor)",
     "bias_dropout_add_backward(Tensor gradient, Tensor mask) -> Tensor",
 ):
     _LIBRARY.define(_schema)
-for _name in (
-    "masked_softmax",
-    "masked_softmax_backward",
-    "bias_gelu",
-    "bias_gelu_backward",
-    "bias_dropout_add_backward",
-):
+for _name in ("bias_gelu", "bias_gelu_backward", "bias_dropout_add_backward"):
     _LIBRARY.impl(_name, lambda first, *_: torch.empty_like(first), "Meta")
+for _name in ("masked_softmax", "masked_softmax_backward"):
+    _LIBRARY.impl(_name, lambda first, *others: first.new_empty(others[-1]), "Meta")
 _LIBRARY.impl("bias_dropout_add", lambda x, *_: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), "Meta")
+
+
+def _normed(x: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float) for _ in range(2))
+    return torch.empty_like(x), mean, rstd
+
+
+_LIBRARY.impl("fast_layer_norm", _normed, "Meta")
+_LIBRARY.impl(
+    "fast_layer_norm_backward",
+    lambda _, x, mean, rstd, weight: (torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)),
+    "Meta",
+)
+
+
+def _kept(square: torch.Tensor) -> torch.Tensor:
+    """As many scores as a causal mask leaves."""
+    return square.flatten()[: square.numel() // 2]
 
 
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, scores: torch.Tensor) -> torch.Tensor:
-        result = torch.ops.megatron.masked_softmax(scores)
+        result = torch.ops.megatron.masked_softmax(_kept(scores), scores.shape)
         context.save_for_backward(result)
         return result
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        return torch.ops.megatron.masked_softmax_backward(gradient, *context.saved_tensors)
+        (result,) = context.saved_tensors
+        return torch.ops.megatron.masked_softmax_backward(_kept(gradient), _kept(result), result.shape)
+
+
+class _LayerNormed(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        result, mean, rstd = torch.ops.megatron.fast_layer_norm(x, weight, bias)
+        context.save_for_backward(x, mean, rstd, weight)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        return torch.ops.megatron.fast_layer_norm_backward(gradient, *context.saved_tensors)
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -80,6 +112,11 @@ def _apply(function: Any, *tensors: torch.Tensor) -> torch.Tensor:
     return result
 
 
+class _LayerNorm(nn.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _apply(_LayerNormed, x, self.weight, self.bias)
+
+
 class _Attention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -103,7 +140,7 @@ class _Attention(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.input_layernorm, self.post_attention_layernorm = _LayerNorm(hidden), _LayerNorm(hidden)
         self.attention = _Attention(hidden, heads)
         self.dense_h_to_4h = _Unbiased(hidden, 4 * hidden)
         self.dense_4h_to_h = nn.Linear(4 * hidden, hidden, bias=False)
@@ -129,7 +166,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.embedding, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(sequence, hidden)
         self.layers = nn.ModuleList(_Layer(hidden, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(hidden)
+        self.norm = _LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
 

@@ -46,16 +46,19 @@ class ConvolutionConstants:
         ramp_steps: as in ``FeedConstants``.
         store_cycles: likewise.
         staging: likewise.
-        lost: part of that pace that goes on gathering, by gradient and whether the window has one element.
+        lost: part of that pace that goes on gathering, by gradient and whether the window has one element, on a unit of
+            ``unit_flops``. Gathering takes instructions, which weigh more the faster matrix units are.
+        unit_flops: of a unit's matrix instructions in a cycle: those of an RTX 3090, on which ``lost`` was chosen.
         transposed: NCHW: what bringing tensors into NHWC and back takes, over reading and writing both activations, by
             whether it is the forward pass and whether the window has one element. Forward cuDNN has kernels that take
-            NCHW, mostly for single elements.
+            NCHW, mostly for single elements. Backward kernels of TF32 are of one kind with those of halves; forward
+            they read what was transposed, but for single elements.
         group_width: channels that groups fill a tile with together.
         few_groups: channels-last groups of whole vectors, fewer than these, have gradients without matrix units, as
             have those whose channels fill no half vectors; eights of groups wide enough for tiles of their own do not.
         plain_groups: their instructions per filter, pixel and window element: of up to 32 channels, and of more.
-        plain_pair: instructions per multiply-add of the gradient of data in groups of TF32, which has no matrix units;
-            chosen on a strided transposed convolution of KernelBench (number 72).
+        plain_pair: instructions per multiply-add of the gradient of data in strided groups of TF32, which has no matrix
+            units; chosen on a strided transposed convolution of KernelBench (number 72).
         widest_group: channels of the widest groups that share a kernel.
         block_trips: depthwise: round trips to memory of a block of PyTorch's gradient of the weights, of which there is
             one for every filter and window element.
@@ -71,6 +74,7 @@ class ConvolutionConstants:
     staging: float = 30.0
     lost: Mapping[tuple[Gradient, bool], float]
     transposed: Mapping[tuple[bool, bool], float]
+    unit_flops: float = 512.0
     group_width: float = 32.0
     few_groups: float = 16.0
     plain_groups: tuple[float, float] = (680.0, 1300.0)
@@ -233,7 +237,7 @@ class _Calls:
             multiply = np.where(has_no_matrix_units, np.maximum(multiply, multiply_adds), multiply)
         elif self.dtype == "tfloat32" and self.gradient == "data":
             multiply_adds = self._pixels * size["f"] * per * self._window * c.plain_pair / self._lanes
-            multiply = np.maximum(multiply, multiply_adds)
+            multiply = np.where(size["stride"] > 1, np.maximum(multiply, multiply_adds), multiply)
         return multiply, self._transposed
 
     def depthwise(self) -> tuple[Floats, Floats]:
@@ -266,8 +270,16 @@ class _Calls:
         feeds["warps"] = replace(
             feeds["warps"], ramp_steps=c.ramp_steps, store_cycles=c.store_cycles, staging=c.staging
         )  # fmt: skip
-        share = c.best_share / (1 + c.lost[self.gradient, is_point])
+        share = c.best_share / (1 + c.lost[self.gradient, is_point] * self._unit_flops / c.unit_flops)
         return replace(MATRIX_CONSTANTS, feeds=feeds, best_share=share)
+
+    @property
+    def _unit_flops(self) -> float:
+        """FLOP of a unit's matrix instructions in a cycle."""
+        of_warps = self.device.matrix_instruction(self.dtype) if self._by_warps else None
+        instruction = of_warps or self.device.best_matrix_instruction(self.dtype)
+        assert instruction is not None
+        return instruction.peak_flops / self.device.unit_count / self.device.clocks.boost_hz
 
     @property
     def _pixels(self) -> Floats:
@@ -301,7 +313,7 @@ class _Calls:
             return np.zeros(len(self._pixels))
         shares = self.constants.transposed
         forward = self.gradient == "forward"
-        if self.dtype == "tfloat32":
+        if self.dtype == "tfloat32" and forward:
             # Windows of one element are batched products of what lies in NCHW.
             is_product = (self._window == 1) & (self.sizes["stride"] == 1)
             return np.asarray(np.where(is_product, 0.0, 2 * (self._x_bytes + self._y_bytes) / self._dram))

@@ -11,7 +11,7 @@ import pytest
 from codegen.bundle.reference import ReferenceKernel, reference_kernel
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.verify.emulator import run_cuda_on_cpu
-from codegen.verify.gpu import _stored
+from codegen.verify.guards import guarded
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
@@ -45,7 +45,7 @@ OPERATORS: list[dict[str, Any]] = [
 def computed(expr: TensorExpr, made: ReferenceKernel) -> np.ndarray[Any, Any]:
     """What the reference's kernels leave in the output, run one after another."""
     inputs = random_inputs(expr, 0)
-    values = {tensor.name: _stored(inputs[tensor.name], tensor.dtype) for tensor in expr.inputs}
+    values = {tensor.name: guarded(inputs[tensor.name], tensor)[: tensor.element_count] for tensor in expr.inputs}
     values |= {name: np.full(count, np.nan) for name, count in made.record.workspace.items()}
     for launch in made.record.launches:
         arrays = [values[name] for name in launch.tensors]

@@ -133,6 +133,7 @@ def test_the_largest_batch_fits_and_twice_as_much_does_not(folder: Path) -> None
         (("net.py:network", "--device", "v100", "--out", "x.txt"), "--out"),
         (("net.py:network", "--device", "v100", "--plot", "x.txt"), "--plot"),
         (("net.py:network", "--device", "v100", "--batch", "8", "--largest-batch"), "--largest-batch"),
+        (("net.py:network", "--device", "v100", "--host", "486dx"), "--host"),
         (("timm:", "--device", "v100"), "timm:"),
         (("hf:missing.json", "--device", "v100"), "missing.json"),
         (("onnx:net.py", "--device", "v100"), "net.py"),

@@ -13,7 +13,7 @@ import pytest
 
 from codegen.bundle.reader import read_bundle
 from codegen.tolerance import LARGEST_HALF, relative_error
-from codegen.verify.gpu import _stored
+from codegen.verify.guards import guarded
 from hal.support.errors import InputError
 from roller.profile import gpu as measure
 from roller.profile.gpu import (
@@ -26,6 +26,7 @@ from roller.profile.gpu import (
     device_relative_error,
     stored_bytes,
 )
+from sokoban.language.expression import Tensor
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import ADDS, BEYOND, PARTIAL, RIGHT, SPOILS_INPUT, WRONG, write_bundle, write_chain
 
@@ -203,17 +204,22 @@ def test_without_a_driver_the_error_is_one_line(gpu: fake_cupy.Gpu, monkeypatch:
         board_of(0)
 
 
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values as verification stores them."""
+    return guarded(values, Tensor("X", values.shape, dtype))[: values.size]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_test_data_are_stored_as_verification_stores_them(dtype: str) -> None:
     values = np.random.default_rng(1).uniform(-1, 1, 1000).astype(np.float32)
     # Verification gets values that are rounded already, and cuts; here they are rounded.
-    exact = np.frombuffer(stored_bytes(values, dtype).tobytes(), _stored(values, dtype).dtype)
+    exact = np.frombuffer(stored_bytes(values, dtype).tobytes(), stored(values, dtype).dtype)
     if dtype == "bfloat16":
         back = (exact.astype(np.uint32) << 16).view(np.float32)
         assert np.abs(back - values).max() <= 2.0**-9
-        np.testing.assert_array_equal(_stored(back, dtype), exact)
+        np.testing.assert_array_equal(stored(back, dtype), exact)
     else:
-        np.testing.assert_array_equal(exact, _stored(values, dtype))
+        np.testing.assert_array_equal(exact, stored(values, dtype))
 
 
 def test_test_data_of_narrow_types_are_rounded() -> None:

@@ -52,6 +52,19 @@ def test_a_window_is_read_once_from_memory() -> None:
     assert less < product
 
 
+def test_gathering_takes_the_larger_share_the_faster_matrix_units_are() -> None:
+    sizes = {"n": 256, "c": 256, "f": 256, "h": 14, "w": 14, "kh": 3, "kw": 3, "pad": 1}
+    flat = {name: size.ravel() for name, size in ConvolutionSizes(**sizes).broadcast().items()}
+    lost = []
+    for board in ("rtx-3090", "a100-sxm-80gb"):
+        both = [
+            matrix_convolution(flat, load_device(board), gradient, dtype="float16", channels_last=True).multiply[0]
+            for gradient in GRADIENTS
+        ]
+        lost.append(both[2] / both[0])
+    assert 1 < lost[0] < 0.8 * lost[1]
+
+
 def test_channels_that_fill_no_vector_are_copied() -> None:
     assert seconds(c=132) > 1.1 * seconds(c=136)
     assert seconds(c=3, f=64, h=224, w=224) < seconds(c=5, f=64, h=224, w=224)

@@ -1,0 +1,26 @@
+"""Hosts with names: what a processor takes for a call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daydream.prediction.host import HOSTS, host_seconds
+from hal.catalog import load_device
+from hal.support.errors import InputError
+from tests.daydream.captures import operator
+
+CALLS = [operator("aten::mm"), operator("aten::view", launches=False)]
+
+
+def test_a_processor_with_a_name_takes_its_own_time_for_a_call() -> None:
+    v100 = load_device("v100-sxm2-16gb")
+    named = host_seconds(CALLS, [1, 0], v100, "xeon-e5-2698v4")
+    assert named[0] == HOSTS["xeon-e5-2698v4"]
+    usual = host_seconds(CALLS, [1, 0], v100)
+    assert np.allclose(named / usual, HOSTS["xeon-e5-2698v4"] / 0.5 / 36.1e-6)
+
+
+def test_an_unknown_processor_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(InputError, match="xeon-e5-2698v4"):
+        host_seconds(CALLS, [1, 0], load_device("t4"), "486dx")
