@@ -17,7 +17,7 @@ WITH_PYTORCH = (
     "daydream.capture.", "daydream.planners.", "bench.accuracy.steps.kernelbench", "bench.accuracy.steps.plans",
 )  # fmt: skip
 #: Modules that import TVM.
-WITH_TVM = ("codegen.gpu.source.text",)
+WITH_TVM = ("codegen.gpu.source.text", "codegen.tir.statements")
 
 
 def modules() -> list[str]:
