@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.fuzz.kernels import CANDIDATES, DEVICES, Kernel, device_of, drawn, is_quick, kernels_of, outcome_of
+from bench.fuzz.kernels import CANDIDATES, DEVICES, Kernel, device_of, drawn, kernels_of, outcome_of
 from bench.fuzz.operators import Data, operator, target_of
 from bench.fuzz.shrink import failure, shrunk
 from codegen.compile.build import build_kernel
@@ -87,8 +87,8 @@ def examined_data(data: Data, chance: random.Random, wanted: str = "") -> Record
             record["runs"].append(run(kernel, chance))
         if record["runs"] and all(each["outcome"] == "refused" for each in record["runs"]):
             # What one lowering refuses, another one has to take.
-            others = [kernel for kernel in on_boards if kernel not in chosen and is_quick(kernel)]
-            record["runs"] += [run(kernel, chance) for kernel in others[:MOST_OTHERS]]
+            others = [kernel for kernel in on_boards if kernel not in chosen]
+            record["runs"] += [run(kernel, chance) for kernel in drawn(others, chance, MOST_OTHERS)]
         if chosen and chance.randrange(BUILD_EVERY) == 0:
             record["built"] = _built(chance.choice(chosen))
     except Exception:  # A fuzzer outlives what it finds.

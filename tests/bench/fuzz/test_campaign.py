@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_workers_examine_in_a_process_of_their_own() -> None:
     try:
         assert worker.call(operator, 3) == operator(3)
         with pytest.raises(FutureTimeout):
-            worker.call(operator, 3, timeout=0.0)
+            worker.call(time.sleep, 3600, timeout=0.1)
         assert worker.call(operator, 4) == operator(4)
     finally:
         worker.close(kill=True)
