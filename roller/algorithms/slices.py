@@ -66,7 +66,7 @@ class Slices:
         count, length = small.pop(self._slice_axis(form)), small[self.axis]
         short = min(self.count * self.length - form.sizes[self.axis], length - 1)
         cut = resize(form, {**small, self.axis: count * length - short})
-        if self.divides(form):
+        if self._covers(form):
             # Another load may want more of an operand: slices then cover it, as they do.
             count = max(count, -(-_extent(cut, self.axis) // length))
             cut = resize(form, {**small, self.axis: count * length})
@@ -88,11 +88,11 @@ class Slices:
         statement, reduction = form.reductions[0], form.reduction
         assert reduction is not None
         part, partial = self._slice_axis(form), self._partial(form)
-        body = self._views(form, part) if self.divides(form) else self._guarded(form, part)
+        body = self._views(form, part) if self._covers(form) else self._guarded(form, part)
         sizes = {**{axis: form.sizes[axis] for axis in (*statement.axes, *reduction.axes)}, self.axis: self.length}
         tensors = form.expr.tensor_by_name
         read = dict.fromkeys(load.tensor for load in loads(reduction.body))
-        inputs = [self._viewed(form, tensors[name]) if self.divides(form) else tensors[name] for name in read]
+        inputs = [self._viewed(form, tensors[name]) if self._covers(form) else tensors[name] for name in read]
         value = Reduction(reduction.function, reduction.axes, body)
         expr = replace(
             form.expr,
@@ -118,8 +118,12 @@ class Slices:
         return kernel_form(expr)
 
     def divides(self, form: KernelForm) -> bool:
-        """True if slices are whole and cover all that the operands have along the axis."""
-        return self.count * self.length == form.sizes[self.axis] == _extent(form, self.axis)
+        """True if all slices are whole."""
+        return self.count * self.length == form.sizes[self.axis]
+
+    def _covers(self, form: KernelForm) -> bool:
+        """True if slices are whole and are all that the operands have along the axis."""
+        return self.divides(form) and form.sizes[self.axis] == _extent(form, self.axis)
 
     def _index(self, part: str) -> AffineIndex:
         return AffineIndex.of({part: self.length, self.axis: 1})

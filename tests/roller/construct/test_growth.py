@@ -30,7 +30,7 @@ def walked(space: TileSpace, rank: int, capacity: int, layer: str) -> tuple[obje
     walk = Growth(model)
     menu = [tuple(size for size in SIZES if size <= max(1, 2 * whole)) for whole in space.sizes]
     path = list(walk.path(layer, (1,) * len(space.axes), menu, capacity, rank))
-    return path, walk.blocked, [model.known[shape] for _, _, shape in path]
+    return path, walk.blocked, [model.costs_by_shape[shape] for _, _, shape in path]
 
 
 @pytest.mark.usefixtures("c_compiler")
