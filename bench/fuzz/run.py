@@ -89,8 +89,10 @@ def examined_data(data: Data, chance: random.Random, wanted: str = "") -> Record
             # What one lowering refuses, another one has to take.
             others = [kernel for kernel in on_boards if kernel not in chosen]
             record["runs"] += [run(kernel, chance) for kernel in drawn(others, chance, MOST_OTHERS)]
-        if chosen and chance.randrange(BUILD_EVERY) == 0:
-            record["built"] = _built(chance.choice(chosen))
+        # A refused kernel is no kernel.
+        agreed = [kernel for kernel, each in zip(chosen, record["runs"], strict=False) if each["outcome"] == "agrees"]
+        if agreed and chance.randrange(BUILD_EVERY) == 0:
+            record["built"] = _built(chance.choice(agreed))
     except Exception:  # A fuzzer outlives what it finds.
         record["traceback"] = traceback.format_exc()
     record["seconds"] = round(time.perf_counter() - start, 3)

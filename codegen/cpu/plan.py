@@ -124,12 +124,8 @@ class TilePlan:
         copies: list[PlacedCopy] = []
         start = 0
         for load in dict.fromkeys(form.body_loads if form.reduction else ()):
-            walked = [axis for index in load.indices for axis in index.axes]
-            # The box around a diagonal would hold far more than is read.
-            if load.tensor not in self.schedule.cached or not walked or len(set(walked)) < len(walked):
+            if load.tensor not in self.schedule.cached or not _is_box(load):
                 continue
-            if any(coefficient < 0 for index in load.indices for _, coefficient in index.terms):
-                raise LoweringError(f"{self.entry}: {load.tensor} is read backwards and cannot be staged")
             tensor = form.expr.tensor_by_name[load.tensor]
             depth, sizes = self._place(load)
             staged = Staged(load=load, tensor=tensor, start=start, sizes=sizes)
@@ -234,3 +230,11 @@ class Tile:
             (axis, tirx.const(0, "int32") if number < copy.depth else self.first[axis] - self.block.origin[axis])
             for number, axis in enumerate(self.plan.tile_loops)
         ]
+
+
+def _is_box(load: Load) -> bool:
+    """True if what a load reads is a box that is walked forwards, which can be copied. The box around a diagonal would
+    hold far more than is read."""
+    terms = [term for index in load.indices for term in index.terms]
+    axes = {axis for axis, _ in terms}
+    return bool(terms) and len(axes) == len(terms) and all(coefficient > 0 for _, coefficient in terms)
