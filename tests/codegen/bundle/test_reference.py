@@ -89,6 +89,7 @@ def test_eight_bit_floats_are_read_bit_by_bit(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_50", "sm_70", "sm_90", "sm_120"])
+@pytest.mark.usefixtures("device_compiler")
 def test_it_compiles_for_every_architecture_without_headers(architecture: str) -> None:
     for data in OPERATORS[1:4]:
         made = reference_kernel(operator_from_data(data), "op")
