@@ -35,8 +35,9 @@ REUSE_FULL, REUSE_NONE = 0.28, 0.90
 #: All instructions over those of float32: half of what these kernels issue is integer arithmetic and control.
 INTEGER_TOO = 2.0
 
-#: Elements per block: 128 threads with four each.
-BLOCK_ELEMENTS = 512
+#: Bytes per block and tensor: 128 threads with 16 each, so that narrower elements are more to a thread (PyTorch's
+#: ``elems_per_thread``; before 2.6 they were four, whatever their type).
+BLOCK_BYTES = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def elementwise_seconds(
     kernels, tensors, host_units, instructions = table[where.reshape(names.shape)].transpose(-1, *range(names.ndim))
     stages = {
         "host": host_seconds(device, host_units, kernels),
-        "launch": kernels * block_seconds(device, np.ceil(count / BLOCK_ELEMENTS)),
+        "launch": kernels * block_seconds(device, np.ceil(count * dtype_bytes / BLOCK_BYTES)),
         **stream_seconds(device, tensors * count * dtype_bytes),
         "arithmetic": instruction_seconds(device, kernels * count * instructions),
     }
