@@ -35,9 +35,12 @@ REUSE_FULL, REUSE_NONE = 0.28, 0.90
 #: All instructions over those of float32: half of what these kernels issue is integer arithmetic and control.
 INTEGER_TOO = 2.0
 
-#: Bytes per block and tensor: 128 threads with 16 each, so that narrower elements are more to a thread (PyTorch's
-#: ``elems_per_thread``; before 2.6 they were four, whatever their type).
-BLOCK_BYTES = 2048
+#: Elements per block: 128 threads with four each.
+BLOCK_ELEMENTS = 512
+
+#: Cycles between the starts of two blocks, by the first number of the compute capability, where a board's file has but
+#: an estimate, which is V100's 2.15: 16-bit additions out of L2 on an A100 and an H100 (Sarathi's layers by vidur).
+BLOCK_CYCLES: Mapping[int, float] = {8: 1.75, 9: 1.0, 10: 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,7 @@ def elementwise_seconds(
     kernels, tensors, host_units, instructions = table[where.reshape(names.shape)].transpose(-1, *range(names.ndim))
     stages = {
         "host": host_seconds(device, host_units, kernels),
-        "launch": kernels * block_seconds(device, np.ceil(count * dtype_bytes / BLOCK_BYTES)),
+        "launch": kernels * block_seconds(device, np.ceil(count / BLOCK_ELEMENTS)),
         **stream_seconds(device, tensors * count * dtype_bytes),
         "arithmetic": instruction_seconds(device, kernels * count * instructions),
     }
@@ -192,7 +195,10 @@ def kernel_seconds_floor(device: DeviceSpec) -> float:
 
 def block_seconds(device: DeviceSpec, blocks: ArrayLike) -> Floats:
     """Seconds that the start of ``blocks`` blocks takes."""
-    return np.asarray(blocks, dtype=np.float64) * device.block_launch_seconds
+    cycles = BLOCK_CYCLES.get((device.compute_capability or (0, 0))[0])
+    is_estimate = device.provenance.get("block_launch_seconds", "").startswith("estimate")
+    each = cycles / device.clocks.boost_hz if cycles and is_estimate else device.block_launch_seconds
+    return np.asarray(blocks, dtype=np.float64) * each
 
 
 def stream_seconds(device: DeviceSpec, moved: ArrayLike, footprint: ArrayLike | None = None) -> dict[str, Floats]:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from hal.spec.device import DeviceSpec
 from roller.library.streaming.elementwise import (
+    BLOCK_ELEMENTS,
     Floats,
     LibraryTime,
     block_seconds,
@@ -21,9 +22,6 @@ from roller.library.streaming.elementwise import (
     library_time,
     stream_seconds,
 )
-
-#: Results per block: 128 threads with four each.
-BLOCK_ELEMENTS = 512
 
 #: Host time of a call in units of ``framework.call_seconds``: about that of a module such as relu.
 HOST = 1.1
