@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from daydream.operators.efficient_attention import efficient_attention_call
+from daydream.operators.attention import efficient_attention_call
 from daydream.operators.work import Direction, Model, Moved, Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.expression import DTYPE_BYTES
