@@ -95,7 +95,7 @@ class CpuOperator(BundleOperator):
         self._dtypes = {argument.dtype: np.dtype(argument.dtype) for argument in bundle.arguments}
 
     def use_openmp(self) -> bool:
-        """Run on the threads of OpenMP from now on, which a program like PyTorch uses for what it runs itself; False where
+        """Run on the threads of OpenMP from now on, which a program like PyTorch uses for its own; False where
         the process has none."""
         parallel = _openmp_pool()
         if parallel is not None:

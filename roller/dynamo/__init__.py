@@ -1,1 +1,1 @@
-"""`torch.compile(model, backend="roller")`: graphs of PyTorch with kernels of ours in them, and a library for the rest."""
+"""`torch.compile(model, backend="roller")`: graphs of PyTorch with our kernels in them, a library for the rest."""
