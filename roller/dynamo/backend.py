@@ -18,10 +18,11 @@ import torch
 import torch._inductor.compile_fx
 from torch._inductor.output_code import OutputCode
 
-from hal.catalog import load_device
+from hal.catalog import all_devices, load_device
+from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.dynamo.frozen import FrozenGraph
-from roller.dynamo.kernels import KernelShelf
+from roller.dynamo.kernels import KernelShelf, is_processor
 from roller.dynamo.rewriting import Decision, rewrite
 
 log = logging.getLogger("roller.backend")
@@ -114,7 +115,7 @@ class RollerBackend:
 
     def _inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """A functional graph of one device as code."""
-        shelf = self._shelf(inputs, module)
+        shelf = self._shelf(module)
         if shelf is not None:
             decisions = rewrite(module, shelf, emulated=self.emulate)
             for listener in self.listeners:
@@ -123,30 +124,35 @@ class RollerBackend:
             return InterpretedGraph(module)
         return torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)
 
-    def _shelf(self, inputs: Sequence[Any], module: Any) -> KernelShelf | None:
-        """Kernels of the device that a graph's tensors lie on; None where there is no such device."""
-        kinds = {
-            node.meta["val"].device.type
-            for node in module.graph.nodes
-            if isinstance(node.meta.get("val"), torch.Tensor)
-        }
+    def _shelf(self, module: Any) -> KernelShelf | None:
+        """Kernels of the device that a graph's tensors lie on; None where there is none, as a line of warning says."""
+        values = (node.meta.get("val") for node in module.graph.nodes)
+        kinds = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+        device, reason = self._device(kinds)
+        if device is None:
+            log.warning("a graph on %s stays with PyTorch: %s", " and ".join(sorted(kinds)), reason)
+            return None
+        return KernelShelf.of(device, self.cache, self.jobs)
+
+    def _device(self, kinds: set[str]) -> tuple[DeviceSpec | None, str]:
+        """The device of a graph's kernels, or why there is none."""
         if self.device != "auto":
-            name = self.device
-            if not self.emulate and kinds != {"cpu" if name == "cpu" else "cuda"}:
-                log.warning("a graph on %s stays with PyTorch: kernels are for %s", "/".join(sorted(kinds)), name)
-                return None
-        elif kinds == {"cpu"}:
-            name = "cpu"
-        else:
-            board = _board_at_hand() if kinds == {"cuda"} else None
-            if board is None:
-                log.warning(
-                    "a graph on %s stays with PyTorch: name its board, roller.backend(device=...)",
-                    "/".join(sorted(kinds)),
-                )
-                return None
-            name = board
-        return _shelf_of(name, self.cache, self.jobs)
+            device = load_device(self.device)
+            fitting = "cpu" if is_processor(device) or self.emulate else "cuda"
+            return (
+                (device, "") if kinds <= {fitting} else (None, f"kernels for {device.name} take tensors on {fitting}")
+            )
+        if kinds == {"cpu"}:
+            return load_device("cpu"), ""
+        board = _board_at_hand() if kinds == {"cuda"} else None
+        return board, "" if board else "no known board; name it with roller.backend(device=...)"
+
+
+def _board_at_hand() -> DeviceSpec | None:
+    """The catalogue's device that PyTorch calls its GPU; None where it has none of that name."""
+    title = torch.cuda.get_device_name().casefold()
+    boards = (board for board in all_devices() if not is_processor(board))
+    return next((board for board in boards if board.title.casefold() in title or title in board.title.casefold()), None)
 
 
 def _with_options(options: Mapping[str, Any]) -> RollerBackend:
@@ -155,20 +161,6 @@ def _with_options(options: Mapping[str, Any]) -> RollerBackend:
         if option not in accepted:
             raise InputError(f"options.{option}", "is no option of the backend", f"use {', '.join(accepted)}")
     return backend(**options)
-
-
-def _shelf_of(name: str, cache: Path | None, jobs: int | None) -> KernelShelf:
-    return KernelShelf.of(load_device(name), cache, jobs)
-
-
-def _board_at_hand() -> str | None:
-    """The catalogue's name of the GPU that PyTorch uses; None where it has none by that name."""
-    from hal.catalog import device_names
-
-    title = torch.cuda.get_device_name().casefold()
-    boards = [load_device(name) for name in device_names() if name != "cpu"]
-    fitting = [board.name for board in boards if board.title.casefold() in title or title in board.title.casefold()]
-    return fitting[0] if fitting else None
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from codegen.bundle.reader import choose_kernel, read_bundle
 from codegen.bundle.records import Bundle
+from codegen.generators import GENERATORS
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.support.store import cache_folder, digest
@@ -17,6 +18,11 @@ from sokoban.language.expression import TensorExpr
 
 #: Letters of a key that a kernel's name ends in: enough for all operators of a process.
 _KEY_LETTERS = 16
+
+
+def is_processor(device: DeviceSpec) -> bool:
+    """True for cores of a machine like this one, whose kernels PyTorch runs on tensors of the CPU."""
+    return device.code_generator is not None and GENERATORS[device.code_generator].lane == "element"
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class KernelShelf:
     def of(device: DeviceSpec, folder: Path | None = None, jobs: int | None = None) -> KernelShelf:
         """The shelf of a device, below ``~/.cache/roller`` where no folder is given."""
         # Kernels for processors run here at their full size before they are used.
-        verify = device.name != "cpu"
+        verify = not is_processor(device)
         return KernelShelf(device, folder or cache_folder("backend"), jobs or os.cpu_count() or 1, verify)
 
     def name_of(self, expr: TensorExpr) -> str:

@@ -108,6 +108,8 @@ def _rules() -> dict[Any, Rule]:
     return rules | {
         _aten.gelu.default: _gelu,
         _aten.pow.Tensor_Scalar: _power,
+        _aten.expm1.default: lambda a: f"(exp({a}) - 1.0)",
+        _aten.log1p.default: lambda a: f"log(1.0 + {a})",
         _aten.reciprocal.default: lambda a: f"(1.0 / {a})",
         _aten.square.default: lambda a: f"({a} * {a})",
         _aten.maximum.default: _call("max"),
