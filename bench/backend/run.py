@@ -45,7 +45,6 @@ def measured(name: str, batch: int, rounds: int, rivals: list[str], cache: Path)
     with torch.no_grad():
         expected = first_tensor(network(*inputs))
         for rival in rivals:
-            torch.compiler.reset()
             start = time.perf_counter()
             functions[rival] = makers[rival]()
             result = first_tensor(functions[rival](*inputs))

@@ -99,18 +99,20 @@ class RollerBackend:
 
     def compiled(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
-        code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
-            module,
-            inputs,
-            inner_compile=self._inner,
-            config_patches={
-                "freezing": self.freeze,
-                # Kernels read dense tensors: no copies into another order and back.
-                "layout_optimization": False,
-                # Packed weights are opaque; those of operators that stay are packed below.
-                "cpp.weight_prepack": False,
-            },
-        )
+        # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
+                module,
+                inputs,
+                inner_compile=self._inner,
+                config_patches={
+                    "freezing": self.freeze,
+                    # Kernels read dense tensors: no copies into another order and back.
+                    "layout_optimization": False,
+                    # Packed weights are opaque; those of operators that stay are packed below.
+                    "cpp.weight_prepack": False,
+                },
+            )
         return code
 
     def _inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
