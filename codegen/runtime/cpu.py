@@ -83,6 +83,8 @@ class CpuOperator(BundleOperator):
         objects = [_loaded(bundle.directory / launch.file) for launch in launches]
         self._parallel, self.threads = _shared_pool(objects[0])
         self._scratch = _aligned(self.threads * max(launch.dynamic_shared_bytes for launch in launches))
+        # Calls of several threads take turns: scratch memory and what lies between kernels are one for all.
+        self._turn = threading.Lock()
         self._workspace = {name: _aligned(size) for name, size in kernel.workspace.items()}
         names = [*(argument.name for argument in bundle.arguments), *self._workspace]
         places = {name: place for place, name in enumerate(names)}
@@ -145,9 +147,10 @@ class CpuOperator(BundleOperator):
         Raises:
             InputError: this processor lacks the kernel's instructions.
         """
-        for step in self._steps:
-            if step.function(self._parallel, self._table(step, addresses)):
-                self._refuse()
+        with self._turn:
+            for step in self._steps:
+                if step.function(self._parallel, self._table(step, addresses)):
+                    self._refuse()
 
     def _table(self, step: _Step, addresses: Sequence[int]) -> Any:
         """Arguments of a kernel: its tensors, and scratch memory."""

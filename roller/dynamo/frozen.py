@@ -42,17 +42,24 @@ class FrozenGraph:
     def __call__(self, *arguments: Any) -> Any:
         """The graph's outputs."""
         given = [arguments[position] for position in self._positions]
-        if any(map(_is_not, given, self._parameters)) or self._seen_versions() != self._versions:
+        if any(map(_is_not, given, self._parameters)) or _versions(self._watched) != self._versions:
             log.warning("parameters have changed since their graph was compiled: it is compiled anew")
             self._compile(given, self._own, arguments)
-        return self._code(*[arguments[position] for position in self._others])
-
-    def _seen_versions(self) -> list[int]:
-        return [tensor._version for tensor in (*self._parameters, *self._own)]
+        outputs = self._code(*[arguments[position] for position in self._others])
+        if self._is_new:
+            self._is_new = False
+            # What the graph itself writes to, statistics of a batch norm in training, is no constant of its code.
+            now = _versions(self._watched)
+            pairs = zip(self._watched, self._versions, now, strict=True)
+            self._watched = [tensor for tensor, before, after in pairs if before == after]
+            self._versions = _versions(self._watched)
+        return outputs
 
     def _compile(self, parameters: list[Any], own: list[Any], inputs: Sequence[Any]) -> None:
-        self._parameters, self._own = parameters, own
-        self._versions = self._seen_versions()
+        self._parameters, self._own, self._is_new = parameters, own, True
+        # Tensors of inference mode count no versions.
+        self._watched = [tensor for tensor in (*parameters, *own) if not tensor.is_inference()]
+        self._versions = _versions(self._watched)
         module = torch.fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         for number, (position, tensor) in enumerate(zip(self._positions, parameters, strict=True)):
@@ -68,6 +75,10 @@ class FrozenGraph:
             module.graph.erase_node(node)
         module.recompile()
         self._code = self._compiler(module, [inputs[position] for position in self._others])
+
+
+def _versions(tensors: Sequence[Any]) -> list[int]:
+    return [tensor._version for tensor in tensors]
 
 
 def _is_not(one: Any, other: Any) -> bool:

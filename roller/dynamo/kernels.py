@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.support.store import cache_folder, digest
 from sokoban.language.expression import TensorExpr
+
+#: Bundles that a shelf holds at most: a gigabyte, more or less.
+_MOST_BUNDLES = 8192
 
 #: Letters of a key that a kernel's name ends in: enough for all operators of a process.
 _KEY_LETTERS = 16
@@ -90,6 +95,8 @@ class KernelShelf:
             bundle = read_bundle(self.folder / name)
         except InputError:
             return None
+        with suppress(OSError):
+            os.utime(self.folder / name)
         return Kernel(bundle, choose_kernel(bundle, None).seconds, is_new)
 
     def _compile(self, expressions: Sequence[TensorExpr]) -> Iterator[tuple[str, str]]:
@@ -116,6 +123,13 @@ class KernelShelf:
         for expr in possible:
             if expr.name not in written:
                 yield expr.name, problem
+        self._trim()
+
+    def _trim(self) -> None:
+        """Take out the bundles that were used longest ago, where there are too many."""
+        bundles = sorted(self.folder.glob("*/manifest.json"), key=lambda path: path.parent.stat().st_mtime)
+        for path in bundles[: max(0, len(bundles) - _MOST_BUNDLES)]:
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _constructible(

@@ -85,6 +85,16 @@ class TestOnThisProcessor:
             more = torch.randn(3, 3, 12, 12)
             assert difference(compiled(more), model(more)) < 1e-5
 
+    def test_statistics_that_the_graph_writes_are_no_constants(self, tmp_path: Path) -> None:
+        model, images = Small(), torch.randn(2, 3, 12, 12)
+        other = Small()
+        compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)))
+        with torch.no_grad():
+            for _ in range(3):
+                assert difference(compiled(images), other(images)) < 1e-5
+        assert difference(model.norm.running_mean, other.norm.running_mean) < 1e-5
+        assert model.norm.num_batches_tracked == 3
+
     def test_a_kernel_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
         with torch.no_grad():
