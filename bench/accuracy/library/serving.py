@@ -1,7 +1,7 @@
 """Layers of serving engines, kernel by kernel, on boards that others profiled: Sarathi's and vLLM's kernels by name.
 
-Rows of even numbers of tokens are those that constants of ``roller.library.streaming.row_kernels`` were chosen on; the
-others judge them. Times of Sarathi are whole microseconds, so that what takes two of them is known to a quarter. What
+Constants of ``roller.library.streaming.row_kernels`` were chosen on models on one and on four boards; those on two and
+on eight judge them. Times of Sarathi are whole microseconds, so that what takes two of them is known to a quarter. What
 Hugging Face's layers call ``silu`` is its gate: SiLU and a product, two kernels of PyTorch.
 """
 
@@ -39,7 +39,7 @@ class Layer:
         board: its name in the data.
         source: who measured, with the software.
         kind: of layer.
-        tokens: rows of its result.
+        chosen_on: whether constants may have been chosen on it.
         measured: seconds.
         calls: its kernels.
     """
@@ -47,7 +47,7 @@ class Layer:
     board: str
     source: str
     kind: str
-    tokens: int
+    chosen_on: bool
     measured: float
     calls: tuple[LibraryCall, ...]
 
@@ -112,7 +112,7 @@ def read_layers(path: Path) -> list[Layer]:
             board=row["board"],
             source=f"{row['source']}, {row['software']}",
             kind=row["kind"],
-            tokens=row["m"],
+            chosen_on=row["tp"] in (1, 4),
             measured=row["time_us"] / 1e6,
             calls=tuple(_CALLS[row["kind"]](row)),
         )
@@ -144,7 +144,7 @@ def layer_table(layers: Sequence[Layer]) -> Table:
     view = Table(box=None, pad_edge=False, title="Layers of serving engines", title_justify="left")
     for column in ("board", "source", "layer"):
         view.add_column(column)
-    for column in ("rows", "mean error", "odd tokens", "mean predicted/measured", "asked"):
+    for column in ("rows", "mean error", "others", "mean predicted/measured", "asked"):
         view.add_column(column, justify="right")
     measured = np.array([layer.measured for layer in layers])
     ratios = predicted_seconds(layers) / measured
@@ -153,7 +153,7 @@ def layer_table(layers: Sequence[Layer]) -> Table:
         groups.setdefault((layer.board, layer.source, layer.kind), []).append(place)
     for (board, source, kind), places in sorted(groups.items()):
         errors = np.abs(ratios[places] - 1)
-        others = errors[[bool(layers[place].tokens % 16) for place in places]]
+        others = errors[[not layers[place].chosen_on for place in places]]
         judged = f"{others.mean():.1%}" if others.size else ""
         figures = (str(len(places)), f"{errors.mean():.1%}", judged, f"{ratios[places].mean():.2f}", f"{BAR:g}%")
         view.add_row(load_device(BOARDS[board]).title, source, kind, *figures)

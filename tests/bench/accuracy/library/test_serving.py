@@ -14,9 +14,9 @@ PATH = default_directory() / "serving" / "layers.parquet"
 def test_a_table_has_a_row_for_each_board_source_and_kind() -> None:
     call = LibraryCall(kind="rows", label="norm", sizes=(64, 4096, 0), dtype="float16", variant="vllm rms_norm")
     layers = [
-        Layer(board=board, source="me", kind="norm", tokens=tokens, measured=1e-3, calls=(call,))
+        Layer(board=board, source="me", kind="norm", chosen_on=chosen_on, measured=1e-3, calls=(call,))
         for board in ("a100", "h100")
-        for tokens in (64, 65)
+        for chosen_on in (True, False)
     ]
     view = layer_table(layers)
     assert list(view.columns[3].cells) == ["2", "2"]
