@@ -126,7 +126,7 @@ def configurations(kind: str, class_name: str) -> list[dict[str, Any]]:
 def _shortened(data: dict[str, Any]) -> dict[str, Any]:
     """The configuration with two layers wherever it counts them, also in parts of it."""
     before = max((data[name] for name in LAYERS if isinstance(data.get(name), int)), default=0)
-    out = {}
+    out: dict[str, Any] = {}
     for name, value in data.items():
         if isinstance(value, dict):
             out[name] = _shortened(value)

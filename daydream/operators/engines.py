@@ -74,7 +74,7 @@ def _rotary(call: Call) -> Work | str:
     return _work(call, "vllm rotary_embedding", query, (positions.elements, *sizes))
 
 
-def _work(call: Call, kernel: str, source: RecordedTensor, walk: tuple[float, float, float]) -> Work | str:
+def _work(call: Call, kernel: str, source: RecordedTensor, walk: tuple[float, ...]) -> Work | str:
     dtype = DTYPES.get(source.dtype)
     if dtype is None:
         return f"elements of type {source.dtype or 'unknown'}"

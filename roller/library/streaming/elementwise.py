@@ -40,7 +40,7 @@ BLOCK_ELEMENTS = 512
 
 #: Cycles between the starts of two blocks, by the first number of the compute capability, where a board's file has but
 #: an estimate, which is V100's 2.15: 16-bit additions out of L2 on an A100 and an H100 (Sarathi's layers by vidur).
-BLOCK_CYCLES: Mapping[int, float] = {8: 1.75, 9: 1.0, 10: 1.0}
+BLOCK_CYCLES: Mapping[int, float] = {8: 1.75, 9: 1.2, 10: 1.2}
 
 
 @dataclass(frozen=True, kw_only=True)
