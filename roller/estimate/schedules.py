@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.algorithms import ChainProgram, flash, flash_gradient, pair
 from roller.text.quantities import count_text, time_text
 from sokoban.kernel.form import kernel_form
@@ -256,12 +257,9 @@ def json_lines(scores: Scores) -> bytes:
 
 def score_table(scores: Scores, limit: int) -> Table:
     """The first ``limit`` schedules: time, its stages, and what limits the occupancy."""
-    view = Table(box=None, pad_edge=False)
-    for column in ("schedule", "predicted", *(stage.replace("_", " ") for stage in scores.stages)):
-        view.add_column(column, justify="right")
-    for column in ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves"):
-        view.add_column(column, justify="right")
-    view.add_column("bound", overflow="fold")
+    stages = [stage.replace("_", " ") for stage in scores.stages]
+    resources = ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves")
+    view = new_table((), ("schedule", "predicted", *stages, *resources), ("bound",))
     for position, each in enumerate(scores.rows(0, limit), start=1):
         estimate = each.estimate
         resources = (str(estimate.registers), str(estimate.shared_bytes))
