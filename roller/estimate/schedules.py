@@ -201,8 +201,7 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     by_warp = table.mma & (not product.instruction.is_mma)
     in_bulk = placed.bulk_roles
     not_in_bulk = in_bulk is None or form_problem(placed.form, in_bulk) is not None
-    by_groups = np.where(table.bulk, not_in_bulk, placed.warp_group_roles is None)
-    return np.where(table.wgmma, by_groups, by_warp)
+    return np.where(table.wgmma, not_in_bulk, by_warp)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
