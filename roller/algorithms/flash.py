@@ -233,21 +233,8 @@ def _program(
         sums = SliceSumSchedule(SUM_THREADS)
         priced = estimate_slice_sum(combined, sums, device)
         parts.append(ProgramPart("brings the slices together", combined, sums, priced, NAME))
-    variant = ", ".join(filter(None, (schedule_text(schedule), slices.text)))
+    variant = ", ".join(filter(None, (schedule.text, slices.text)))
     return ChainProgram(NAME, variant, form, slices, tuple(parts))
-
-
-def schedule_text(schedule: AttentionSchedule) -> str:
-    """``64 rows by 64 keys, 4 warps, 2 stages, queries held``."""
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    text = f"{schedule.rows} rows by {schedule.keys} keys, {warps}"
-    if schedule.instruction is Instruction.FMA:
-        return f"{text}, {schedule.lanes} threads a row"
-    if schedule.instruction.is_by_groups:
-        text += " by warp groups"
-    queries = ", queries held" if schedule.held else ""
-    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}{queries}"
 
 
 def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -> Iterator[AttentionSchedule]:

@@ -107,17 +107,7 @@ def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec)
 
 def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -> ChainProgram:
     part = ProgramPart("", gradient_kernel(form), schedule, estimate, NAME)
-    return ChainProgram(NAME, _schedule_text(schedule), form, WholeGradient(), (part,))
-
-
-def _schedule_text(schedule: GradientSchedule) -> str:
-    """``64 rows by 64, 4 warps, 2 stages``."""
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    text = f"{schedule.rows} rows by {schedule.step}, {warps}"
-    if schedule.instruction is Instruction.FMA:
-        return f"{text}, {schedule.lanes} threads a row"
-    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}" + (", dK and dV by different blocks" if schedule.shares > 1 else "")
+    return ChainProgram(NAME, schedule.text, form, WholeGradient(), (part,))
 
 
 def _schedules(kernel: AttentionGradientKernel, device: DeviceSpec) -> Iterator[GradientSchedule]:

@@ -144,17 +144,7 @@ def program_of(form: KernelForm, schedule: PairSchedule, device: DeviceSpec) -> 
 
 def _program(form: KernelForm, schedule: PairSchedule, estimate: Estimate) -> ChainProgram:
     part = ProgramPart("", product_pair(form.source), schedule, estimate, NAME)
-    return ChainProgram(NAME, _schedule_text(schedule), form, WholePair(), (part,))
-
-
-def _schedule_text(schedule: PairSchedule) -> str:
-    """``64 rows by 32 columns, 4 warps, 2 stages``."""
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    text = f"{schedule.rows} rows by {schedule.step} columns, {warps}"
-    if schedule.instruction is Instruction.FMA:
-        return f"{text}, {schedule.lanes} threads a row"
-    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}" + (", rows held" if schedule.held else "")
+    return ChainProgram(NAME, schedule.text, form, WholePair(), (part,))
 
 
 def _schedules(kernel: ProductPair, device: DeviceSpec) -> Iterator[PairSchedule]:
