@@ -306,9 +306,8 @@ def estimate_table(results: Sequence[OperatorEstimate], lane: str = "thread") ->
     """A line per operator; where it is several kernels or calls, a line for each below it. ``lane``: what the lanes of
     the device are."""
     library = any(result.implementation == "library" for result in results)
-    times, texts = ("predicted", "call"), ("bound", "library kernel")
-    if not library:
-        times, texts = ("predicted",), ("bound", "schedule", "found by")
+    times = ("predicted", "call") if library else ("predicted",)
+    texts = ("bound", "library kernel") if library else ("bound", "schedule", "found by")
     view = new_table(("operator", "direction"), times, texts)
     for result in results:
         several = len(result.parts) > 1
