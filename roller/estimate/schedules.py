@@ -257,8 +257,8 @@ def json_lines(scores: Scores) -> bytes:
 def score_table(scores: Scores, limit: int) -> Table:
     """The first ``limit`` schedules: time, its stages, and what limits the occupancy."""
     stages = [stage.replace("_", " ") for stage in scores.stages]
-    resources = ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves")
-    view = new_table((), ("schedule", "predicted", *stages, *resources), ("bound",))
+    limits = ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves")
+    view = new_table((), ("schedule", "predicted", *stages, *limits), ("bound",))
     for position, each in enumerate(scores.rows(0, limit), start=1):
         estimate = each.estimate
         resources = (str(estimate.registers), str(estimate.shared_bytes))

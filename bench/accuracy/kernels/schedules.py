@@ -174,7 +174,7 @@ def scatter(scores: Sequence[Score], path: Path, title: str) -> None:
         measured, predicted = (np.concatenate([getattr(s, name) for s in mine]) for name in ("measured", "predicted"))
         runs = np.isfinite(predicted)
         panel.plot(1e3 * measured[runs], 1e3 * predicted[runs], ".", markersize=3, alpha=0.35, rasterized=True)
-        draw_equality(panel, 1e3 * np.concatenate([measured, predicted[runs]]))
+        draw_equality(panel, (1e3 * np.concatenate([measured, predicted[runs]])).tolist())
         panel.set_xlabel("measured, ms")
         panel.set_title(f"{kind}: {len(mine)} operators, {len(measured)} programs", fontsize=11)
     for panel in axes[len(kinds) :]:
