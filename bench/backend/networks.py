@@ -30,7 +30,8 @@ def _bert(tokens: int) -> Callable[[int], Network]:
         import_torchvision()
         from transformers import BertConfig, BertModel
 
-        return BertModel(BertConfig()).eval(), (torch.randint(0, 30000, (batch, tokens)),)
+        model: Any = BertModel(BertConfig())
+        return model.eval(), (torch.randint(0, 30000, (batch, tokens)),)
 
     return make
 
@@ -48,7 +49,8 @@ def _llama(tokens: int) -> Callable[[int], Network]:
             hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, num_attention_heads=16,
             num_key_value_heads=16, vocab_size=32000, use_cache=False,
         )  # fmt: skip
-        return LlamaModel(config).eval(), (torch.randint(0, 32000, (batch, tokens)),)
+        model: Any = LlamaModel(config)
+        return model.eval(), (torch.randint(0, 32000, (batch, tokens)),)
 
     return make
 

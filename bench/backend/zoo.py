@@ -55,7 +55,8 @@ def network(name: str) -> tuple[Any, tuple[Any, ...]]:
         if getattr(config, key, None) is not None or key in ("pad_token_id", "use_cache"):
             setattr(config, key, value)
     tokens = torch.randint(3, 1000, (2, 24))
-    return AutoModel.from_config(config).eval(), (tokens, None, tokens) if name == "t5" else (tokens,)
+    factory: Any = AutoModel
+    return factory.from_config(config).eval(), (tokens, None, tokens) if name == "t5" else (tokens,)
 
 
 def examined(name: str, fallback: str, cache: str) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def examined(name: str, fallback: str, cache: str) -> dict[str, Any]:
     keywords = {"decoder_input_ids": inputs[2]} if len(inputs) == 3 else {}
     with torch.no_grad():
         expected = first_tensor(module(inputs[0], **keywords))
-        result = first_tensor(torch.compile(module, backend=chosen)(inputs[0], **keywords))
+        compiled: Any = torch.compile(module, backend=chosen)
+        result = first_tensor(compiled(inputs[0], **keywords))
     total = sum(decision.multiply_adds for decision in decisions)
     taken = [decision for decision in decisions if decision.is_taken]
     return {

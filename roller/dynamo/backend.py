@@ -21,8 +21,9 @@ from torch._inductor.output_code import OutputCode
 from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.this_cpu import THIS_CPU
 from roller.dynamo.frozen import FrozenGraph
-from roller.dynamo.kernels import KernelShelf, is_processor
+from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.rewriting import Decision, rewrite
 
 log = logging.getLogger("roller.backend")
@@ -140,13 +141,13 @@ class RollerBackend:
         """The device of a graph's kernels, or why there is none."""
         if self.device != "auto":
             device = load_device(self.device)
-            fitting = "cpu" if is_processor(device) or self.emulate else "cuda"
+            fitting = ON_PROCESSOR if is_processor(device) or self.emulate else ON_GPU
             return (
                 (device, "") if kinds <= {fitting} else (None, f"kernels for {device.name} take tensors on {fitting}")
             )
-        if kinds == {"cpu"}:
-            return load_device("cpu"), ""
-        board = _board_at_hand() if kinds == {"cuda"} else None
+        if kinds == {ON_PROCESSOR}:
+            return load_device(THIS_CPU), ""
+        board = _board_at_hand() if kinds == {ON_GPU} else None
         return board, "" if board else "no known board; name it with roller.backend(device=...)"
 
 

@@ -84,7 +84,8 @@ def explain_model(model: Any, *inputs: Any, training: bool = False, **options: A
     chosen.listeners.append(lambda decisions: graphs.append(tuple(decisions)))
     torch.compiler.reset()
     with torch.set_grad_enabled(training):
-        outputs = torch.compile(model, backend=chosen)(*inputs)
+        compiled: Any = torch.compile(model, backend=chosen)
+        outputs = compiled(*inputs)
         if training:
             _first_tensor(outputs).sum().backward()
     return Explanation(tuple(graphs))
@@ -95,5 +96,5 @@ def _first_tensor(outputs: Any) -> Any:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    leaves = tree_leaves(outputs)  # type: ignore[no-untyped-call]
+    leaves = tree_leaves(outputs)
     return next(each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad)

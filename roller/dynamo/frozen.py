@@ -30,6 +30,13 @@ class FrozenGraph:
         inputs: examples of what it is called with.
     """
 
+    _code: Callable[..., Any]
+    _parameters: list[Any]
+    _own: list[Any]
+    _watched: list[Any]
+    _versions: list[int]
+    _is_new: bool
+
     def __init__(self, compiler: Compiler, module: Any, inputs: Sequence[Any]) -> None:
         self._compiler, self._module = compiler, module
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]

@@ -18,6 +18,9 @@ from hal.support.errors import InputError
 from hal.support.store import cache_folder, digest
 from sokoban.language.expression import TensorExpr
 
+#: PyTorch's words for where a tensor lies.
+ON_PROCESSOR, ON_GPU = "cpu", "cuda"
+
 #: Bundles that a shelf holds at most: a gigabyte, more or less.
 _MOST_BUNDLES = 8192
 

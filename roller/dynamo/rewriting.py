@@ -14,7 +14,7 @@ import torch
 from hal.support.errors import InputError
 from roller.dynamo.anchors import is_constant, shape_of
 from roller.dynamo.constants import constant_of, new_constant, on_real_tensors
-from roller.dynamo.kernels import Kernel, KernelShelf, is_processor
+from roller.dynamo.kernels import ON_PROCESSOR, Kernel, KernelShelf, is_processor
 from roller.dynamo.operators import region_operator
 from roller.dynamo.regions import Region, regions_of
 from roller.library.operators import library_time
@@ -179,7 +179,7 @@ def _fault(module: Any, region: Region, operands: Sequence[Any], op: Any) -> str
     On a machine without the device nothing is run: there, new kernels were proved by the emulator.
     """
     value = region.result.meta["val"]
-    if value.device.type != "cpu" and not torch.cuda.is_available():
+    if value.device.type != ON_PROCESSOR and not torch.cuda.is_available():
         return ""
     with on_real_tensors():
         generator = torch.Generator(device=value.device).manual_seed(0)
