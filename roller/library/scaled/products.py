@@ -41,6 +41,9 @@ from roller.library.scaled.tiles import (
 #: First boards with matrix units for four bits and for scales of 32 elements.
 MICROSCALING_CAPABILITY = (10, 0)
 
+#: Boards whose matrix units take four bits at three times the rate of eight (Blackwell Ultra), and that rate.
+ULTRA_CAPABILITY, ULTRA_FASTER = (10, 3), 3.0
+
 #: Exponent of the larger of host and device where kernels are launched one by one.
 _HOST_OVERLAP = 12.0
 
@@ -172,7 +175,9 @@ class _Calls:
         base = MatrixRate.of(self.device, self.numbers.dtype)
         assert base is not None
         faster = self.numbers.faster
-        return MatrixRate(base.best * faster, None if base.limited is None else base.limited * faster)
+        is_ultra = faster > 1 and self.device.compute_capability == ULTRA_CAPABILITY
+        best = base.best * (ULTRA_FASTER if is_ultra else faster)
+        return MatrixRate(best, None if base.limited is None else base.limited * faster)
 
     def by_cutlass(self, quantise: Floats, kernels: int) -> ScaledTimes:
         """Products by CUTLASS, each with the tile of its rows and columns."""
