@@ -8,7 +8,7 @@ from typing import Any
 from roller.library.calls import LibraryCall
 from roller.library.experts.loads import Loads, loads, loads_of
 from roller.library.streaming.elementwise import Direction
-from sokoban.language.layers import Experts, GroupedMatmul, Layer, ScaledMatmul, layer_from_data
+from sokoban.language.layers import KERNELS, Experts, GroupedMatmul, Layer, ScaledMatmul, layer_from_data
 
 
 def layer_calls(data: Mapping[str, Any], direction: Direction = "forward") -> list[LibraryCall]:
@@ -24,17 +24,17 @@ def layer_calls(data: Mapping[str, Any], direction: Direction = "forward") -> li
 def _scaled(layer: ScaledMatmul, direction: Direction) -> list[LibraryCall]:
     """A product, or two: what comes in is quantised for each of them, since scales go along what is summed."""
     if direction == "forward":
-        return [_scaled_call("scaled_matmul", layer.m, layer.n, layer.k, layer.precision)]
+        return [_scaled_call("scaled_matmul", layer.m, layer.n, layer.k, layer)]
     return [
-        _scaled_call("gradient of the activations", layer.m, layer.k, layer.n, layer.precision),
-        _scaled_call("gradient of the weights", layer.n, layer.k, layer.m, layer.precision),
+        _scaled_call("gradient of the activations", layer.m, layer.k, layer.n, layer),
+        _scaled_call("gradient of the weights", layer.n, layer.k, layer.m, layer),
     ]
 
 
-def _scaled_call(label: str, m: int, n: int, k: int, precision: str) -> LibraryCall:
-    dtype = "int8" if precision.startswith("int8") else "float8_e4m3fn"
-    sizes = (float(m), float(n), float(k))
-    return LibraryCall(kind="scaled", label=label, sizes=sizes, dtype=dtype, variant=precision)
+def _scaled_call(label: str, m: int, n: int, k: int, layer: ScaledMatmul) -> LibraryCall:
+    dtype = "int8" if layer.precision.startswith("int8") else "float8_e4m3fn"
+    variant = layer.precision if layer.kernels == KERNELS[0] else f"{layer.precision}@{layer.kernels}"
+    return LibraryCall(kind="scaled", label=label, sizes=(float(m), float(n), float(k)), dtype=dtype, variant=variant)
 
 
 def _grouped(layer: GroupedMatmul, direction: Direction) -> list[LibraryCall]:

@@ -17,6 +17,9 @@ from hal.support.errors import InputError, listed
 #: Numbers of products whose operands are both narrow, by the scales that they carry.
 SCALED_PRECISIONS = ("fp8-tensorwise", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4", "int8-rowwise")
 
+#: Kernels of a scaled product: vLLM's, or those of Transformer Engine and torchao.
+KERNELS = ("serving", "training")
+
 #: Numbers of layers of experts: 16 bits, both operands narrow, or the weights alone.
 EXPERT_PRECISIONS = (
     "bfloat16", "fp8-tensorwise", "fp8-block", "nvfp4", "mxfp4-mxfp8", "int4-weights", "mxfp4-weights",
@@ -37,6 +40,7 @@ class ScaledMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fro
         n: columns of the result.
         k: elements that each result sums.
         precision: one of :data:`SCALED_PRECISIONS`.
+        kernels: whose, one of :data:`KERNELS`.
         name: a name of its own.
     """
 
@@ -47,6 +51,7 @@ class ScaledMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fro
     n: int
     k: int
     precision: str = "fp8-rowwise"
+    kernels: str = "serving"
     name: str | None = None
 
     @property
@@ -61,6 +66,8 @@ class ScaledMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fro
 
     def check(self) -> None:
         """Raises InputError where fields contradict each other."""
+        if self.kernels not in KERNELS:
+            raise InputError("kernels", f"there are none of {self.kernels!r}", f"use one of {listed(KERNELS)}")
 
 
 class GroupedMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):

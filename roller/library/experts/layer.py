@@ -2,9 +2,9 @@
 
 Routing given, libraries sort pairs of a token and an expert by experts, multiply every expert's tokens by its gate and
 its way up (one product of twice the columns), apply the activation, multiply by its way down, and add up the experts of
-each token. A tile never spans two experts, so that few tokens an expert make many tiles that are mostly empty; weights
-of every expert with a token are read. Kernels with a map of experts (Triton, Marlin) visit the tiles of experts of other
-boards, too, and fill them with zeros.
+each token. A tile never spans two experts: few tokens an expert make many tiles that are mostly empty. The weights
+of every expert with a token are read. Kernels with a map of experts (Triton, Marlin) visit the tiles of experts of
+other boards, too, and fill them with zeros.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from roller.library.arrays import Floats
 from roller.library.products.gemm import framework_seconds
-from roller.library.scaled.products import scaled_times
+from roller.library.scaled.products import scaled_times, trained_times
 from roller.library.streaming.elementwise import LibraryTime
 
 
-def scaled_call_time(precision: str, m: Floats, n: Floats, k: Floats, device: DeviceSpec) -> LibraryTime:
-    """Time of layers y[m,n] = q(x)[m,k] w[n,k].
+def scaled_call_time(variant: str, m: Floats, n: Floats, k: Floats, device: DeviceSpec) -> LibraryTime:
+    """Time of layers y[m,n] = q(x)[m,k] w[n,k]; ``variant``: the precision, ``@training`` for its kernels.
 
     ``call_seconds`` are those of calls from Python one after the other where hosts were measured so (128x128 blocks),
     else those of PyTorch's linear layer around the kernels.
@@ -20,7 +20,8 @@ def scaled_call_time(precision: str, m: Floats, n: Floats, k: Floats, device: De
     Raises:
         InputError: the board has no matrix units for the precision.
     """
-    times = scaled_times(precision, m, n, k, device)
+    precision, _, kernels = variant.partition("@")
+    times = (trained_times if kernels else scaled_times)(precision, m, n, k, device)
     stages = {
         "quantise": times.quantise, "compute": times.product.compute, "dram": times.product.dram,
         "l2": times.product.l2,

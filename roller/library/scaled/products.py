@@ -17,14 +17,14 @@ Device seconds are those of kernels that follow one another; ``call_seconds`` th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.library.arrays import Floats
-from roller.library.products.matrix_gemm import WEIGHTS_IN_TURN
+from roller.library.products.matrix_gemm import WEIGHTS_IN_TURN, matrix_gemm
 from roller.library.scaled.families import CONSTANTS, ScaledConstants
 from roller.library.scaled.quantise import group_seconds, row_seconds, tensor_seconds
 from roller.library.scaled.tiled import MatrixRate, TiledTimes, Tiling, tiled_seconds
@@ -155,6 +155,33 @@ def scaled_times(
     if precision == "nvfp4":
         return calls.by_best("cute fp4", CUTE_FP4, grouped, np.zeros_like(m))
     return calls.in_blocks(grouped) if precision == "fp8-block" else calls.microscaled(grouped)
+
+
+def trained_times(
+    precision: str, m: Floats, n: Floats, k: Floats, device: DeviceSpec, constants: ScaledConstants = CONSTANTS
+) -> ScaledTimes:
+    """Times of layers as training frameworks run them: activations, or gradients, are quantised by kernels that stream.
+
+    Scales of a whole tensor are those of the steps before (delayed scaling), so that one kernel converts and
+    transposes; products with such scales, and with those of 32 elements, are cuBLAS's. Rows, blocks and four bits take
+    the kernels of :func:`scaled_times`.
+
+    Raises:
+        InputError: the board has no matrix units for the precision.
+    """
+    numbers = check_format(precision, device)
+    m, n, k = (np.asarray(sizes, np.float64) for sizes in (m, n, k))
+    # Read in 16 bits, written along both operands' summands: the gradient of the weights sums along rows.
+    quantise = group_seconds(m, k, device, constants.quantise, wide=2 + 2 * numbers.stored_bytes)
+    if precision not in ("fp8-tensorwise", "mxfp8"):
+        times = scaled_times(precision, m, n, k, device, constants)
+        return replace(times, quantise=quantise, host=np.zeros_like(m), kernels=2)
+    product = matrix_gemm(np.ones_like(m), m, n, k, device, dtype=numbers.dtype)
+    flows = TiledTimes(seconds=product.seconds, **{name: product.stages[name] for name in ("compute", "dram", "l2")})
+    return ScaledTimes(
+        quantise=quantise, product=flows, host=np.zeros_like(m), family=product.instruction.tolist(),
+        tile_m=product.tile_m, tile_n=product.tile_n, kernels=2,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
