@@ -95,7 +95,7 @@ class Capture:
         attention: version of fused attention that runs.
         assumed: what the capture had to suppose, a sentence each.
         blocks: paths of the equal modules that the model repeats the most of, in order.
-        precision: of linear layers within the blocks (:data:`daydream.operators.narrow.PRECISIONS`).
+        precision: of linear layers within the blocks (:data:`daydream.operators.variants.PRECISIONS`).
         tf32: whether convolutions of float32 may round their operands to TF32 (``torch.backends.cudnn.allow_tf32``).
     """
 

@@ -12,8 +12,7 @@ import click
 
 from daydream.capture.options import DTYPES
 from daydream.command.outputs import check_outputs, print_json, with_options, write_html
-from daydream.operators.narrow import PRECISIONS
-from daydream.operators.variants import VERSIONS
+from daydream.operators.variants import PRECISIONS, VERSIONS
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:

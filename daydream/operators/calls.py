@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from daydream.operators.attention import counted_flops
 from daydream.operators.inputs import Inputs, RecordedTensor
-from daydream.operators.narrow import narrowed
 from daydream.operators.part_prices import Implementation, KernelPrice, PartKey, PartPrice, part_key, part_prices
 from daydream.operators.rules import describe, launches_nothing
 from daydream.operators.traffic import moved_bytes
-from daydream.operators.variants import attention_kernels, varied
+from daydream.operators.variants import attention_kernels, narrowed, varied
 from daydream.operators.work import Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -95,7 +94,7 @@ def operator_prices(
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
             by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
         tf32_products: whether products of float32 may, too: ``torch.set_float32_matmul_precision("high")``.
-        precision: of products of 16 bits (:data:`daydream.operators.narrow.PRECISIONS`); empty keeps them.
+        precision: of products of 16 bits (:data:`daydream.operators.variants.PRECISIONS`); empty keeps them.
 
     Raises:
         InputError: the board runs no such library or attention, or there is no such implementation.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from daydream.capture.captured import Capture
-from daydream.operators.narrow import PRECISIONS
+from daydream.operators.variants import PRECISIONS
 
 
 def narrow_places(capture: Capture) -> Collection[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from daydream.operators.narrow import PRECISIONS, narrowed
+from daydream.operators.variants import PRECISIONS, narrowed
 from daydream.operators.work import Work, WorkPart
 from hal.catalog import load_device
 from hal.support.errors import InputError
