@@ -172,10 +172,12 @@ def llvm_text(lowered: LoweredCpu, architecture: str, kind: str) -> str:
     Without `LowerTVMBuiltin`, which turns local buffers into calls of TVM's runtime: ours become registers or stack.
     """
     target = _target(architecture)
+    # Local buffers are as small as they get: a fifth of TVM's time would go to finding that out.
+    context = tvm.transform.PassContext(disabled_pass=["s_tir.CompactBufferAllocation"])
     try:
         module = tirx.transform.BindTarget(target)(lowered.module)
         pipeline, _, _ = tirx.get_default_tir_pipeline(target)
-        with target:
+        with target, context:
             module = pipeline(module)
         code = tvm.get_global_func("target.build.llvm")(tirx.transform.LowerIntrin()(module), target)
         return str(code.inspect_source(kind))

@@ -27,8 +27,12 @@ Array = NDArray[Any]
 _ALIGNMENT_BYTES = 4096
 
 _lock = threading.Lock()
-#: ``roller_parallel`` and ``roller_threads`` of the first shared object, once there is one.
-_pool: list[tuple[int, int]] = []
+
+
+#: The first shared object, once there is one: its threads are those of all kernels.
+_first: list[ctypes.CDLL] = []
+#: What a shared object needs of an OpenMP runtime, as GCC's and LLVM's have it.
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class CpuOperator(BundleOperator):
         objects = [_loaded(bundle.directory / launch.file) for launch in launches]
         self._parallel, self.threads = _shared_pool(objects[0])
         self._scratch = _aligned(self.threads * max(launch.dynamic_shared_bytes for launch in launches))
+        # Calls of several threads take turns: scratch memory and what lies between kernels are one for all.
+        self._turn = threading.Lock()
         self._workspace = {name: _aligned(size) for name, size in kernel.workspace.items()}
         names = [*(argument.name for argument in bundle.arguments), *self._workspace]
         places = {name: place for place, name in enumerate(names)}
@@ -89,6 +95,14 @@ class CpuOperator(BundleOperator):
         self._scratch_address = self._scratch.ctypes.data
         # The name of an array's dtype takes longer to make than to compare the dtype.
         self._dtypes = {argument.dtype: np.dtype(argument.dtype) for argument in bundle.arguments}
+
+    def use_openmp(self) -> bool:
+        """Run on the threads of OpenMP from now on, which a program like PyTorch uses for its own; False where
+        the process has none."""
+        parallel = _openmp_pool()
+        if parallel is not None:
+            self._parallel = parallel
+        return parallel is not None
 
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
         """Run the kernel.
@@ -133,9 +147,10 @@ class CpuOperator(BundleOperator):
         Raises:
             InputError: this processor lacks the kernel's instructions.
         """
-        for step in self._steps:
-            if step.function(self._parallel, self._table(step, addresses)):
-                self._refuse()
+        with self._turn:
+            for step in self._steps:
+                if step.function(self._parallel, self._table(step, addresses)):
+                    self._refuse()
 
     def _table(self, step: _Step, addresses: Sequence[int]) -> Any:
         """Arguments of a kernel: its tensors, and scratch memory."""
@@ -178,13 +193,29 @@ def _loaded(path: Path) -> ctypes.CDLL:
 def _shared_pool(shared_object: ctypes.CDLL) -> tuple[int, int]:
     """Address of the function that shares blocks out, and how many threads do."""
     with _lock:
-        if not _pool:
-            threads = shared_object.roller_threads
-            threads.restype = ctypes.c_int64
-            address = ctypes.cast(shared_object.roller_parallel, ctypes.c_void_p).value
-            assert address is not None
-            _pool.append((address, int(threads())))
-        return _pool[0]
+        if not _first:
+            shared_object.roller_threads.restype = ctypes.c_int64
+            _first.append(shared_object)
+        return _address(_first[0].roller_parallel), int(_first[0].roller_threads())
+
+
+def _openmp_pool() -> int | None:
+    """Address of the function that shares blocks out among the threads of the OpenMP runtime of the process; None
+    without one."""
+    process = ctypes.CDLL(None)
+    try:
+        runtime = [ctypes.c_void_p(_address(getattr(process, name))) for name in _OPENMP]
+    except AttributeError:
+        return None
+    with _lock:
+        _first[0].roller_set_openmp(*runtime)
+        return _address(_first[0].roller_parallel_openmp)
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def _aligned(size: int) -> Array:

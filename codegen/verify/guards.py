@@ -11,26 +11,29 @@ GUARD_ELEMENTS = 256
 
 
 def guarded(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """The values flat, as a kernel stores them, followed by a guard of NaN (of integers: their smallest number).
-
-    NumPy has no bfloat16, whose bits are the upper half of a float32's.
-    """
+    """The values flat, as a kernel stores them, followed by a guard of NaN (of integers: their smallest number)."""
     flat = np.concatenate([values.ravel(), np.full(GUARD_ELEMENTS, np.nan)])
     if tensor.dtype in INTEGER_DTYPES:
-        return np.nan_to_num(flat, nan=np.iinfo(tensor.dtype).min).astype(tensor.dtype)
-    if tensor.dtype in FLOAT8_DTYPES:
+        flat = np.nan_to_num(flat, nan=np.iinfo(tensor.dtype).min)
+    return stored(flat, tensor.dtype)
+
+
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The values flat, as a kernel stores them. NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+    flat = values.ravel()
+    if dtype in FLOAT8_DTYPES:
         import ml_dtypes
 
-        return flat.astype(getattr(ml_dtypes, tensor.dtype))
-    if tensor.dtype == "bfloat16":
+        return flat.astype(getattr(ml_dtypes, dtype))
+    if dtype == "bfloat16":
         return (flat.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return flat.astype(tensor.dtype)
+    return flat.astype(dtype)
 
 
-def numbers(stored: np.ndarray, dtype: str) -> np.ndarray:
+def numbers(elements: np.ndarray, dtype: str) -> np.ndarray:
     """Elements as numbers: the guard of integers becomes NaN, bits of bfloat16 become float32."""
-    if dtype == "bfloat16" and stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "bfloat16" and elements.dtype == np.uint16:
+        return (elements.astype(np.uint32) << 16).view(np.float32)
     if dtype not in INTEGER_DTYPES:
-        return stored
-    return np.where(stored == np.iinfo(dtype).min, np.nan, stored.astype(np.float64))
+        return elements
+    return np.where(elements == np.iinfo(dtype).min, np.nan, elements.astype(np.float64))

@@ -154,6 +154,18 @@ int64_t roller_threads(void) {
     return pool.threads;
 }
 
+/* Hands out the blocks of a task, as many to each of the first threads. */
+static void hand_out(roller_task task, void *state, int64_t count, int64_t threads) {
+    pool.task = task;
+    pool.state = state;
+    for (int64_t thread = 0; thread < pool.threads; thread++) {
+        int64_t rank = thread < threads ? thread : threads;
+        int64_t next = thread < threads ? thread + 1 : threads;
+        uint64_t own = range(count * rank / threads, count * next / threads);
+        atomic_store_explicit(&pool.range[thread].blocks, own, memory_order_relaxed);
+    }
+}
+
 /* Runs blocks 0 to count - 1 and returns when all are done. Calls from several threads take turns. */
 void roller_parallel(roller_task task, void *state, int64_t count) {
     pthread_mutex_lock(&pool.call);
@@ -162,12 +174,7 @@ void roller_parallel(roller_task task, void *state, int64_t count) {
     if (pool.threads == 1 || count == 1) {
         task(state, 0, 0, count);
     } else {
-        pool.task = task;
-        pool.state = state;
-        for (int64_t thread = 0; thread < pool.threads; thread++) {
-            uint64_t own = range(count * thread / pool.threads, count * (thread + 1) / pool.threads);
-            atomic_store_explicit(&pool.range[thread].blocks, own, memory_order_relaxed);
-        }
+        hand_out(task, state, count, pool.threads);
         atomic_store_explicit(&pool.busy, pool.threads - 1, memory_order_relaxed);
         pthread_mutex_lock(&pool.sleep);
         atomic_fetch_add_explicit(&pool.job, 1, memory_order_release);
@@ -177,6 +184,40 @@ void roller_parallel(roller_task task, void *state, int64_t count) {
         /* Where cores are shared, a worker may need this one to finish. */
         for (int spins = 0; atomic_load_explicit(&pool.busy, memory_order_acquire); spins++)
             spins < SPINS ? relax() : (void)sched_yield();
+    }
+    pthread_mutex_unlock(&pool.call);
+}
+
+/* What an OpenMP runtime calls a parallel region, a thread's number in it, and the most threads that it starts. */
+static struct {
+    void (*parallel)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
+    int (*thread)(void), (*most)(void);
+} openmp;
+
+/* GOMP_parallel, omp_get_thread_num and omp_get_max_threads of the runtime that the process uses otherwise. */
+void roller_set_openmp(void *parallel, void *thread, void *most) {
+    openmp.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))parallel;
+    openmp.thread = (int (*)(void))thread;
+    openmp.most = (int (*)(void))most;
+}
+
+static void share_of_openmp(void *unused) {
+    (void)unused;
+    share(openmp.thread());
+}
+
+/* As roller_parallel, on the threads of OpenMP: two pools on the same cores would wait for each other. */
+void roller_parallel_openmp(roller_task task, void *state, int64_t count) {
+    pthread_mutex_lock(&pool.call);
+    if (!pool.started)
+        start();
+    int64_t threads = openmp.most();
+    threads = threads < pool.threads ? threads : pool.threads;
+    if (threads <= 1 || count == 1) {
+        task(state, 0, 0, count);
+    } else {
+        hand_out(task, state, count, threads);
+        openmp.parallel(share_of_openmp, NULL, (unsigned)threads, 0);
     }
     pthread_mutex_unlock(&pool.call);
 }

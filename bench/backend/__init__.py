@@ -1,0 +1,1 @@
+"""Networks by `torch.compile` with our backend, with Inductor and eagerly, on this machine's cores."""

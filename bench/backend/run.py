@@ -1,0 +1,82 @@
+"""One network, compiled by everybody and run in turns, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.backend.networks import NETWORKS
+from roller.dynamo.backend import backend
+from roller.dynamo.rewriting import Decision
+
+#: Calls of a turn, the first of which does not count.
+CALLS = 4
+
+
+def first_tensor(outputs: Any) -> Any:
+    """The first tensor of a network's outputs."""
+    return outputs if isinstance(outputs, torch.Tensor) else next(iter(outputs.values()))
+
+
+def measured(name: str, batch: int, rounds: int, rivals: list[str], cache: Path) -> dict[str, Any]:
+    """Times of a network in milliseconds by rival, the error of ours, seconds of compiling, and what ours took."""
+    torch.manual_seed(0)
+    network, inputs = NETWORKS[name](batch)
+    decisions: list[Decision] = []
+    ours = backend(device="cpu", cache=cache)
+    ours.listeners.append(decisions.extend)
+    makers: dict[str, Callable[[], Any]] = {
+        "eager": lambda: network,
+        "roller": lambda: torch.compile(network, backend=ours),
+        "inductor": lambda: torch.compile(network),
+        "inductor, frozen": lambda: torch.compile(network, options={"freezing": True}),
+        "inductor, max-autotune": lambda: torch.compile(network, mode="max-autotune"),
+    }
+    functions: dict[str, Any] = {}
+    compile_seconds: dict[str, float] = {}
+    with torch.no_grad():
+        expected = first_tensor(network(*inputs))
+        for rival in rivals:
+            start = time.perf_counter()
+            functions[rival] = makers[rival]()
+            result = first_tensor(functions[rival](*inputs))
+            compile_seconds[rival] = time.perf_counter() - start
+            if rival == "roller":
+                error = float((result - expected).abs().max() / expected.abs().max())
+            print(f"{name}: {rival} compiled in {compile_seconds[rival]:.1f} s", file=sys.stderr, flush=True)
+        times: dict[str, list[float]] = {rival: [] for rival in rivals}
+        for turn in range(rounds):
+            for rival in [*rivals[turn % len(rivals) :], *rivals[: turn % len(rivals)]]:
+                for call in range(CALLS):
+                    start = time.perf_counter()
+                    functions[rival](*inputs)
+                    if call:
+                        times[rival].append((time.perf_counter() - start) * 1e3)
+    taken = [decision for decision in decisions if decision.is_taken]
+    total = sum(decision.multiply_adds for decision in decisions)
+    return {
+        "network": name,
+        "batch": batch,
+        "milliseconds": {rival: statistics.median(values) for rival, values in times.items()},
+        "error": error,
+        "compile_seconds": compile_seconds,
+        "taken": len(taken),
+        "products": len(decisions),
+        "share": sum(decision.multiply_adds for decision in taken) / max(1, total),
+        "kernel_milliseconds": sum(decision.seconds for decision in taken) * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        arguments["cache"] = Path(arguments["cache"] or folder)
+        print(json.dumps(measured(**arguments)))

@@ -1,0 +1,190 @@
+"""`torch.compile(model, backend="roller")`.
+
+Dynamo captures graphs, AOTAutograd makes them functional, differentiates and decomposes them, Inductor's driver folds
+what never changes (batch norms of inference into the weights before them), and :mod:`roller.dynamo.rewriting` puts
+kernels in before what is left goes to Inductor, or runs as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torch._inductor.compile_fx
+from torch._inductor.output_code import OutputCode
+
+from hal.catalog import all_devices, load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.dynamo.frozen import FrozenGraph
+from roller.dynamo.kernels import KernelShelf, is_processor
+from roller.dynamo.rewriting import Decision, rewrite
+
+log = logging.getLogger("roller.backend")
+
+#: Who runs what no kernel of ours computes.
+Fallback = Literal["inductor", "eager"]
+
+#: A function of the decisions about a graph, called once it is rewritten.
+GraphListener = Callable[[Sequence[Decision]], None]
+
+
+def backend(
+    *,
+    device: str = "auto",
+    fallback: Fallback = "inductor",
+    cache: Path | str | None = None,
+    jobs: int | None = None,
+    freeze: bool = True,
+    emulate: bool = False,
+) -> RollerBackend:
+    """A backend of `torch.compile` with options: ``torch.compile(model, backend=roller.backend(fallback="eager"))``.
+
+    Args:
+        device: what kernels are compiled for, by the name of a board or ``cpu``; ``auto`` takes what a graph's tensors
+            lie on.
+        fallback: who runs the rest of a graph, Inductor or PyTorch operator by operator.
+        cache: folder of compiled kernels; below ``~/.cache/roller`` by default.
+        jobs: processes that compile; as many as there are cores by default.
+        freeze: take parameters as constants where no gradients are recorded, as ``torch._inductor.config.freezing``
+            does. Where a parameter is written to afterwards, the graph is compiled anew.
+        emulate: run kernels of a GPU on the processor, thread by thread: for tests of small models.
+
+    Raises:
+        InputError: an option has a value that it does not take.
+    """
+    if fallback not in get_args(Fallback):
+        raise InputError("fallback", f"{fallback!r} runs nothing", f"use one of {', '.join(get_args(Fallback))}")
+    if device != "auto":
+        load_device(device)
+    folder = None if cache is None else Path(cache)
+    return RollerBackend(device=device, fallback=fallback, cache=folder, jobs=jobs, freeze=freeze, emulate=emulate)
+
+
+@dataclass(kw_only=True, eq=False)
+class RollerBackend:
+    """The backend as Dynamo calls it, with the options of :func:`backend`."""
+
+    device: str = "auto"
+    fallback: Fallback = "inductor"
+    cache: Path | None = None
+    jobs: int | None = None
+    freeze: bool = True
+    emulate: bool = False
+    listeners: list[GraphListener] = field(default_factory=list)
+
+    def __call__(
+        self, module: Any, inputs: Sequence[Any], options: Mapping[str, Any] | None = None, mode: str | None = None
+    ) -> Callable[..., Any]:
+        """A graph of Dynamo's as a function of its inputs.
+
+        Args:
+            options: what `torch.compile` was given, arguments of :func:`backend`.
+
+        Raises:
+            InputError: there is no such option, or a mode was given.
+        """
+        if mode is not None:
+            raise InputError("mode", f"{mode!r} is Inductor's", "leave it out: the backend has options alone")
+        if options:
+            return _with_options(options)(module, inputs)
+        if not self.freeze or torch.is_grad_enabled():
+            return self.compiled(module, inputs)
+        return FrozenGraph(self.compiled, module, inputs)
+
+    def compiled(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph module as a function; it is Inductor's from now on."""
+        # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
+                module,
+                inputs,
+                inner_compile=self._inner,
+                config_patches={
+                    "freezing": self.freeze,
+                    # Kernels read dense tensors: no copies into another order and back.
+                    "layout_optimization": False,
+                    # Packed weights are opaque; those of operators that stay are packed below.
+                    "cpp.weight_prepack": False,
+                },
+            )
+        return code
+
+    def _inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        """A functional graph of one device as code."""
+        shelf = self._shelf(module)
+        if shelf is not None:
+            decisions = rewrite(module, shelf, emulated=self.emulate)
+            for listener in self.listeners:
+                listener(decisions)
+        if self.fallback == "eager":
+            return InterpretedGraph(module)
+        return torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)
+
+    def _shelf(self, module: Any) -> KernelShelf | None:
+        """Kernels of the device that a graph's tensors lie on; None where there is none, as a line of warning says."""
+        values = (node.meta.get("val") for node in module.graph.nodes)
+        kinds = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+        device, reason = self._device(kinds)
+        if device is None:
+            log.warning("a graph on %s stays with PyTorch: %s", " and ".join(sorted(kinds)), reason)
+            return None
+        return KernelShelf.of(device, self.cache, self.jobs)
+
+    def _device(self, kinds: set[str]) -> tuple[DeviceSpec | None, str]:
+        """The device of a graph's kernels, or why there is none."""
+        if self.device != "auto":
+            device = load_device(self.device)
+            fitting = "cpu" if is_processor(device) or self.emulate else "cuda"
+            return (
+                (device, "") if kinds <= {fitting} else (None, f"kernels for {device.name} take tensors on {fitting}")
+            )
+        if kinds == {"cpu"}:
+            return load_device("cpu"), ""
+        board = _board_at_hand() if kinds == {"cuda"} else None
+        return board, "" if board else "no known board; name it with roller.backend(device=...)"
+
+
+def _board_at_hand() -> DeviceSpec | None:
+    """The catalogue's device that PyTorch calls its GPU; None where it has none of that name."""
+    title = torch.cuda.get_device_name().casefold()
+    boards = (board for board in all_devices() if not is_processor(board))
+    return next((board for board in boards if board.title.casefold() in title or title in board.title.casefold()), None)
+
+
+def _with_options(options: Mapping[str, Any]) -> RollerBackend:
+    accepted = list(signature(backend).parameters)
+    for option in options:
+        if option not in accepted:
+            raise InputError(f"options.{option}", "is no option of the backend", f"use {', '.join(accepted)}")
+    return backend(**options)
+
+
+@dataclass
+class InterpretedGraph(OutputCode):
+    """A graph that PyTorch runs operator by operator, as Inductor's driver takes code."""
+
+    module: Any = None
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+        self._boxed_call = True
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        return self.module(*inputs)
+
+    def post_compile(self, *_: Any) -> None:
+        """Nothing is left to do."""
+
+    def set_triton_bundle(self, *_: Any) -> None:
+        """There is none."""
+
+
+#: The entry point ``roller`` of ``torch_dynamo_backends``.
+roller = RollerBackend()

@@ -1,0 +1,149 @@
+"""Kernels of regions: compiled once for a device, kept, and run once on numbers before anything depends on them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from codegen.bundle.reader import choose_kernel, read_bundle
+from codegen.bundle.records import Bundle
+from codegen.generators import GENERATORS
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from hal.support.store import cache_folder, digest
+from sokoban.language.expression import TensorExpr
+
+#: Bundles that a shelf holds at most: a gigabyte, more or less.
+_MOST_BUNDLES = 8192
+
+#: Letters of a key that a kernel's name ends in: enough for all operators of a process.
+_KEY_LETTERS = 16
+
+
+def is_processor(device: DeviceSpec) -> bool:
+    """True for cores of a machine like this one, whose kernels PyTorch runs on tensors of the CPU."""
+    return device.code_generator is not None and GENERATORS[device.code_generator].lane == "element"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled operator.
+
+    Attributes:
+        bundle: as it lies on disk.
+        seconds: how long it is expected to take, launches included.
+        is_new: whether it was compiled now.
+    """
+
+    bundle: Bundle
+    seconds: float
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class KernelShelf:
+    """Bundles of a device by what they compute: a folder each, in the user's cache.
+
+    Attributes:
+        device: what kernels are compiled for.
+        folder: where they lie.
+        jobs: processes that compile.
+        verify: whether the emulator runs new kernels, cut down, before they are written.
+    """
+
+    device: DeviceSpec
+    folder: Path
+    jobs: int
+    verify: bool
+
+    @staticmethod
+    def of(device: DeviceSpec, folder: Path | None = None, jobs: int | None = None) -> KernelShelf:
+        """The shelf of a device, below ``~/.cache/roller`` where no folder is given."""
+        # Kernels for processors run here at their full size before they are used.
+        verify = not is_processor(device)
+        return KernelShelf(device, folder or cache_folder("backend"), jobs or os.cpu_count() or 1, verify)
+
+    def name_of(self, expr: TensorExpr) -> str:
+        """The name of an operator: its kind's word and a digest of all that its kernel follows from."""
+        from codegen.compile.toolchain import toolchain
+
+        key = digest(toolchain(), repr(self.device), repr(replace(expr, name="")))
+        return f"{expr.name[:40]}_{key[:_KEY_LETTERS]}"
+
+    def kernels(self, expressions: Sequence[TensorExpr]) -> Mapping[str, Kernel | str]:
+        """Kernels by :meth:`name_of`, compiled where they are not there yet; a reason where there is none."""
+        named = {self.name_of(expr): expr for expr in expressions}
+        kernels: dict[str, Kernel | str] = {}
+        for name in named:
+            stored = self._stored(name, is_new=False)
+            if stored is not None:
+                kernels[name] = stored
+        missing = [replace(expr, name=name) for name, expr in named.items() if name not in kernels]
+        if missing:
+            for name, reason in self._compile(missing):
+                kernel = None if reason else self._stored(name, is_new=True)
+                kernels[name] = reason if kernel is None else kernel
+        return kernels
+
+    def _stored(self, name: str, *, is_new: bool) -> Kernel | None:
+        try:
+            bundle = read_bundle(self.folder / name)
+        except InputError:
+            return None
+        with suppress(OSError):
+            os.utime(self.folder / name)
+        return Kernel(bundle, choose_kernel(bundle, None).seconds, is_new)
+
+    def _compile(self, expressions: Sequence[TensorExpr]) -> Iterator[tuple[str, str]]:
+        """Bundles written for operators: the name, and why there is none."""
+        from codegen.compile.cache import stored_first
+        from roller.compile.bundles import WrongKernelError, write_bundle
+        from roller.compile.pipeline import compile_operators
+        from roller.compile.workers import worker_pool
+
+        possible, refused = _constructible(expressions, self.device)
+        yield from refused
+        written: set[str] = set()
+        with worker_pool(self.jobs) as pool:
+            compiled = compile_operators(
+                possible, self.device, top_k=1, verify=int(self.verify), pool=stored_first(pool), method="roller"
+            )
+            try:
+                for operator in compiled:
+                    write_bundle(operator, self.device, self.folder)
+                    written.add(operator.expr.name)
+                    yield operator.expr.name, ""
+            except (InputError, WrongKernelError, BrokenProcessPool) as error:
+                problem = str(error)
+        for expr in possible:
+            if expr.name not in written:
+                yield expr.name, problem
+        self._trim()
+
+    def _trim(self) -> None:
+        """Take out the bundles that were used longest ago, where there are too many."""
+        bundles = sorted(self.folder.glob("*/manifest.json"), key=lambda path: path.parent.stat().st_mtime)
+        for path in bundles[: max(0, len(bundles) - _MOST_BUNDLES)]:
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _constructible(
+    expressions: Sequence[TensorExpr], device: DeviceSpec
+) -> tuple[list[TensorExpr], list[tuple[str, str]]]:
+    """Operators that have programs on a device, and those that have none with the reason."""
+    from roller.programs import form_on
+
+    possible, refused = [], []
+    for expr in expressions:
+        try:
+            form_on(expr, device)
+        except InputError as error:
+            refused.append((expr.name, str(error)))
+        else:
+            possible.append(expr)
+    return possible, refused

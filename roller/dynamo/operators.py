@@ -1,0 +1,107 @@
+"""Kernels of regions as operators of PyTorch: on the processor, on the current stream of a GPU, or emulated.
+
+An operator takes the tensors of its region whatever their shapes are called, since a kernel reads elements in their
+order, and gives a dense one of the region's own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from codegen.bundle.records import Bundle
+from codegen.runtime.cpu import CpuOperator
+from codegen.runtime.gpu import GpuOperator
+
+#: Namespace of the operators; PyTorch keeps them as long as the process.
+NAMESPACE = "roller_regions"
+
+#: Full name -> operator, of all that were defined.
+_defined: dict[str, Any] = {}
+#: PyTorch forgets what a library defined when the library is gone.
+_libraries: list[Any] = []
+
+#: A kernel as a function of dense tensors.
+Launch = Callable[..., torch.Tensor]
+
+
+def region_operator(bundle: Bundle, shape: Sequence[int], *, emulated: bool = False) -> Any:
+    """The operator of a bundle whose result has a shape; the same one again where it is defined already.
+
+    Args:
+        emulated: whether its CUDA kernels are run on the processor, thread by thread.
+
+    Raises:
+        InputError: its kernel cannot be loaded on this machine.
+    """
+    name = "_".join([bundle.name.replace(".", "_").replace("-", "_"), *map(str, shape)]) + "_emulated" * emulated
+    if name not in _defined:
+        _defined[name] = _define(name, bundle, tuple(shape), emulated)
+    return _defined[name]
+
+
+def _define(name: str, bundle: Bundle, shape: tuple[int, ...], emulated: bool) -> Any:
+    dtype = getattr(torch, bundle.output.dtype)
+    if bundle.is_for_cpu:
+        launch, device = _on_processor(CpuOperator.load(bundle.directory), shape, dtype), "CPU"
+    elif emulated:
+        launch, device = _in_emulator(bundle, shape, dtype), "CPU"
+    else:
+        launch, device = _on_gpu(bundle, shape), "CUDA"
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    _libraries.append(library)
+    parameters = ", ".join(f"Tensor {argument.name}" for argument in bundle.inputs)
+    # Inductor may change the layout of what an operator reads unless it says that it minds.
+    tags = (torch.Tag.needs_contiguous_strides,) if hasattr(torch.Tag, "needs_contiguous_strides") else ()
+    library.define(f"{name}({parameters}) -> Tensor", tags=tags)
+    library.impl(name, launch, device)
+
+    def fake(*tensors: Any) -> Any:
+        return torch.empty(shape, dtype=dtype, device=tensors[0].device)
+
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _on_processor(operator: CpuOperator, shape: tuple[int, ...], dtype: Any) -> Launch:
+    # PyTorch's own operators run on OpenMP's threads: those of ours would wait for theirs.
+    operator.use_openmp()
+    run, empty = operator.run, torch.empty
+
+    def launch(*tensors: Any) -> Any:
+        dense = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+        output = empty(shape, dtype=dtype)
+        run(*[tensor.data_ptr() for tensor in dense], output.data_ptr())
+        return output
+
+    return launch
+
+
+def _on_gpu(bundle: Bundle, shape: tuple[int, ...]) -> Launch:
+    # Loaded with the first call: a graph may be compiled where no GPU is.
+    operators: list[GpuOperator] = []
+    inputs = [argument.shape for argument in bundle.inputs]
+
+    def launch(*tensors: Any) -> Any:
+        if not operators:
+            operators.append(GpuOperator.load(bundle.directory))
+        shaped = [tensor.contiguous().view(wanted) for tensor, wanted in zip(tensors, inputs, strict=True)]
+        return operators[0](*shaped).view(shape)
+
+    return launch
+
+
+def _in_emulator(bundle: Bundle, shape: tuple[int, ...], dtype: Any) -> Launch:
+    from codegen.verify.emulated_bundle import emulate
+
+    def launch(*tensors: Any) -> Any:
+        arrays = [
+            tensor.float().contiguous().numpy().reshape(argument.shape)
+            for tensor, argument in zip(tensors, bundle.inputs, strict=True)
+        ]
+        return torch.from_numpy(np.asarray(emulate(bundle, arrays), np.float32)).to(dtype).reshape(shape)
+
+    return launch

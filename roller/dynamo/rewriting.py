@@ -1,0 +1,218 @@
+"""A graph of PyTorch with operators of ours in place of its regions, each held against PyTorch's own first."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hal.support.errors import InputError
+from roller.dynamo.anchors import is_constant, shape_of
+from roller.dynamo.constants import constant_of, new_constant, on_real_tensors
+from roller.dynamo.kernels import Kernel, KernelShelf, is_processor
+from roller.dynamo.operators import region_operator
+from roller.dynamo.regions import Region, regions_of
+from roller.library.operators import library_time
+
+log = logging.getLogger("roller.backend")
+
+#: Largest error that a region may have against PyTorch's own operators, relative to the largest of their results, by
+#: the dtype of its result: sums in another order, and of 16 bits one rounding where PyTorch has several.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A sum of products of a graph, and what became of it.
+
+    Attributes:
+        name: of the kernel, or of the node that has none.
+        functions: the operators of PyTorch that it stands for.
+        shape: extents of its result.
+        multiply_adds: of the product; 0 where it is none of ours.
+        seconds: how long the kernel is expected to take; NaN without one.
+        reason: why PyTorch's own operators stay; empty where the kernel is taken.
+    """
+
+    name: str
+    functions: str
+    shape: tuple[int, ...]
+    multiply_adds: int = 0
+    seconds: float = math.nan
+    reason: str = ""
+
+    @property
+    def is_taken(self) -> bool:
+        """True if the kernel takes the place of PyTorch's operators."""
+        return not self.reason
+
+
+def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False) -> list[Decision]:
+    """Put kernels into a graph module, in place; the decisions in the order of the graph.
+
+    An operator that cannot be compiled, loaded or that gives other numbers than PyTorch stays with PyTorch, and a line
+    of warning says so.
+    """
+    graph, decisions, regions = module.graph, [], []
+    for each in regions_of(graph):
+        if isinstance(each, Region):
+            regions.append(each)
+        else:
+            node, reason = each
+            decisions.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
+    kernels = shelf.kernels([region.expr for region in regions])
+    dearer = {} if emulated else _dearer_than_library(regions, kernels, shelf)
+    rewriting = _Rewriting(module, emulated)
+    for region in regions:
+        name = shelf.name_of(region.expr)
+        kernel = kernels[name]
+        reason = dearer.get(name, "")
+        if not reason:
+            reason = rewriting.put(region, kernel) if isinstance(kernel, Kernel) else kernel
+            if reason:
+                log.warning("%s stays with PyTorch: %s", name, reason)
+        decisions.append(
+            Decision(
+                name=name,
+                functions=region.functions,
+                shape=region.shape,
+                multiply_adds=region.anchor.multiply_adds,
+                seconds=kernel.seconds if isinstance(kernel, Kernel) else math.nan,
+                reason=reason,
+            )
+        )
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+    return decisions
+
+
+def _dearer_than_library(
+    regions: Sequence[Region], kernels: Mapping[str, Kernel | str], shelf: KernelShelf
+) -> dict[str, str]:
+    """Kernels that are expected to take longer than the library's for the same operator, by name, with both times.
+
+    A board's libraries have prices. A processor's have none: there, kernels of ours are 1.1 to 1.9 times as fast as
+    oneDNN's and OpenBLAS's (docs/bench-cpu.md), and are taken.
+    """
+    if is_processor(shelf.device):
+        return {}
+    dearer = {}
+    for region in regions:
+        name = shelf.name_of(region.expr)
+        kernel = kernels[name]
+        if isinstance(kernel, str):
+            continue
+        with suppress(InputError):  # an operator that no library is known for
+            library = library_time(region.expr, shelf.device)
+            if library.seconds < kernel.seconds:
+                ours, theirs = kernel.seconds * 1e6, library.seconds * 1e6
+                dearer[name] = f"{library.kernel} is expected to take {theirs:.1f} µs, {ours:.1f} µs the kernel"
+    return dearer
+
+
+@dataclass
+class _Rewriting:
+    """A graph module on its way.
+
+    Attributes:
+        faults: what is wrong with a kernel, by its name and the shape of its result; empty where nothing is.
+        replaced: results of regions -> the nodes that stand in their place.
+    """
+
+    module: Any
+    emulated: bool
+    faults: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    replaced: dict[Any, Any] = field(default_factory=dict)
+
+    def put(self, region: Region, kernel: Kernel) -> str:
+        """Put a kernel in the place of its region; why not, where it is wrong or cannot be loaded."""
+        try:
+            op = region_operator(kernel.bundle, region.shape, emulated=self.emulated)
+        except InputError as error:
+            return str(error)
+        operands = [self.replaced.get(node, node) for node in region.operands]
+        key = (kernel.bundle.name, region.shape)
+        if key not in self.faults:
+            self.faults[key] = _fault(self.module, region, operands, op)
+        if self.faults[key]:
+            return self.faults[key]
+        graph, result = self.module.graph, region.result
+        with graph.inserting_before(result):
+            called = graph.call_function(op, tuple(_dense(self.module, graph, node) for node in operands))
+        called.meta = dict(result.meta)
+        called.meta["val"] = result.meta["val"].new_empty(region.shape)
+        result.replace_all_uses_with(called)
+        self.replaced[result] = called
+        for node in reversed(region.nodes):
+            graph.erase_node(node)
+        return ""
+
+
+def _dense(module: Any, graph: Any, node: Any) -> Any:
+    """A node whose elements lie in their order."""
+    if is_constant(node):
+        tensor = constant_of(module, node)
+        if tensor.is_contiguous():
+            return node
+        with on_real_tensors():
+            tensor = tensor.contiguous()
+        return new_constant(module, node, tensor)
+    if node.meta["val"].is_contiguous():
+        return node
+    copied = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    copied.meta = {"val": node.meta["val"].contiguous()}
+    return copied
+
+
+# Proof
+
+
+def _fault(module: Any, region: Region, operands: Sequence[Any], op: Any) -> str:
+    """What is wrong with a kernel's results on random numbers of the region's own sizes; empty where nothing is.
+
+    On a machine without the device nothing is run: there, new kernels were proved by the emulator.
+    """
+    value = region.result.meta["val"]
+    if value.device.type != "cpu" and not torch.cuda.is_available():
+        return ""
+    with on_real_tensors():
+        generator = torch.Generator(device=value.device).manual_seed(0)
+        values = {node: _numbers(module, node, generator) for node in operands}
+        result = op(*(values[node].contiguous() for node in operands))
+        expected = _evaluated(module, region.result, values)
+        largest = expected.abs().max().item()
+        error = (result.double() - expected.double()).abs().max().item() / (largest or 1.0)
+    tolerance = TOLERANCES[value.dtype]
+    if not error <= tolerance:
+        return f"its results are off by {error:.1e} of the largest, and {tolerance:g} is allowed"
+    return ""
+
+
+def _numbers(module: Any, node: Any, generator: Any) -> Any:
+    if is_constant(node):
+        return constant_of(module, node)
+    value = node.meta["val"]
+    shape = [int(extent) for extent in value.shape]
+    return torch.randn(shape, generator=generator, device=value.device).to(value.dtype)
+
+
+def _evaluated(module: Any, node: Any, values: dict[Any, Any]) -> Any:
+    """The value of a node, by PyTorch."""
+    if isinstance(node, list | tuple):
+        return [_evaluated(module, each, values) for each in node]
+    if not hasattr(node, "op"):
+        return node
+    if node not in values:
+        if is_constant(node):
+            values[node] = constant_of(module, node)
+        else:
+            arguments = _evaluated(module, node.args, values)
+            keywords = {name: _evaluated(module, each, values) for name, each in node.kwargs.items()}
+            values[node] = node.target(*arguments, **keywords)
+    return values[node]

@@ -1,0 +1,184 @@
+"""`torch.compile` with the backend: results, training, changing parameters, wrong kernels, a GPU emulated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hal.microbench.cpu.topology import read_topology
+from hal.support.errors import InputError
+
+torch = pytest.importorskip("torch")
+
+import roller  # noqa: E402
+from roller.dynamo import rewriting  # noqa: E402
+from roller.dynamo.explanation import explain_model  # noqa: E402
+
+#: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.
+SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
+WIDTH = read_topology().simd_bits
+
+on_this_processor = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("device_compiler", "c_compiler"),
+    pytest.mark.skipif(WIDTH not in SPECS, reason=f"no shipped processor has vectors of {WIDTH} bits"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Small(torch.nn.Module):
+    """A convolution with a batch norm, a residual, and a linear function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(16)
+        self.second = torch.nn.Conv2d(16, 16, 1)
+        self.last = torch.nn.Linear(16, 10)
+
+    def forward(self, images: Any) -> Any:
+        features = torch.relu(self.norm(self.first(images)))
+        features = torch.relu(self.second(features) + features)
+        return torch.nn.functional.gelu(self.last(features.mean((2, 3))))
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"device": SPECS[WIDTH], "cache": folder, "jobs": 1, "fallback": "eager", **more}
+
+
+def difference(one: Any, other: Any) -> float:
+    """Largest difference, relative to the largest number."""
+    return float((one - other).abs().max() / other.abs().max())
+
+
+class TestOnThisProcessor:
+    pytestmark = on_this_processor
+
+    def test_results_are_pytorchs_and_follow_parameters_that_change(self, tmp_path: Path) -> None:
+        model, images = Small().eval(), torch.randn(2, 3, 12, 12)
+        decisions: list[Any] = []
+        chosen = roller.backend(**options(tmp_path))
+        chosen.listeners.append(decisions.extend)
+        compiled = torch.compile(model, backend=chosen)
+        with torch.no_grad():
+            assert difference(compiled(images), model(images)) < 1e-5
+            assert [decision.functions for decision in decisions] == [
+                "convolution relu", "convolution add relu", "addmm mul mul erf add mul",
+            ]  # fmt: skip
+            assert all(decision.is_taken for decision in decisions)
+            model.last.bias.add_(1.0)
+            assert difference(compiled(images), model(images)) < 1e-5
+            model.second = torch.nn.Conv2d(16, 16, 1)
+            assert difference(compiled(images), model(images)) < 1e-5
+            more = torch.randn(3, 3, 12, 12)
+            assert difference(compiled(more), model(more)) < 1e-5
+
+    def test_statistics_that_the_graph_writes_are_no_constants(self, tmp_path: Path) -> None:
+        model, images = Small(), torch.randn(2, 3, 12, 12)
+        other = Small()
+        compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)))
+        with torch.no_grad():
+            for _ in range(3):
+                assert difference(compiled(images), other(images)) < 1e-5
+        assert difference(model.norm.running_mean, other.norm.running_mean) < 1e-5
+        assert model.norm.num_batches_tracked == 3
+
+    def test_a_kernel_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
+        with torch.no_grad():
+            torch.compile(model, backend=roller.backend(**options(tmp_path)))(rows)
+            torch.compiler.reset()
+            monkeypatch.setattr("roller.dynamo.kernels.KernelShelf._compile", None)
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)))
+            assert difference(compiled(rows), model(rows)) < 1e-5
+
+    def test_gradients_are_pytorchs(self, tmp_path: Path) -> None:
+        model, images = Small(), torch.randn(2, 3, 8, 8)
+        model(images).sum().backward()
+        expected = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        torch.compile(model, backend=roller.backend(**options(tmp_path)))(images).sum().backward()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            assert (parameter.grad - gradient).abs().max() <= 1e-3 * max(1e-3, float(gradient.abs().max()))
+
+    def test_a_wrong_kernel_stays_out_with_a_line_of_warning(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        right = rewriting.region_operator
+
+        def wrong(*arguments: Any, **keywords: Any) -> Any:
+            op = right(*arguments, **keywords)
+            return lambda *tensors: op(*tensors) + 1.0
+
+        monkeypatch.setattr(rewriting, "region_operator", wrong)
+        model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
+        with torch.no_grad(), caplog.at_level(logging.WARNING, "roller.backend"):
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)))
+            assert difference(compiled(rows), model(rows)) < 1e-6
+        (warning,) = caplog.records
+        assert " stays with PyTorch: its results are off by " in warning.message
+
+    def test_an_explanation_has_a_row_for_what_is_alike(self, tmp_path: Path) -> None:
+        class Twice(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+            def forward(self, rows: Any) -> Any:
+                for layer in self.layers:
+                    rows = torch.relu(layer(rows))
+                return rows
+
+        explanation = explain_model(Twice().eval(), torch.randn(4, 8), **options(tmp_path))
+        assert explanation.taken_share == 1.0
+        assert len(explanation.decisions) == 2
+        assert len(explanation.table().rows) == 1
+        assert str(explanation).splitlines()[-1].startswith("2 of 2 sums of products in 1 graphs, ")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("device_compiler", "emulator")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_kernels_of_a_gpu_run_emulated(tmp_path: Path, dtype: Any) -> None:
+    model, images = Small().eval().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    chosen = roller.backend(device="v100", cache=tmp_path, jobs=1, fallback="eager", emulate=True)
+    decisions: list[Any] = []
+    chosen.listeners.append(decisions.extend)
+    with torch.no_grad():
+        assert difference(torch.compile(model, backend=chosen)(images), model(images)) < 1e-2
+    assert [decision.reason for decision in decisions] == ["", "", ""]
+
+
+def test_the_backend_is_registered_by_its_name() -> None:
+    (entry,) = [each for each in entry_points(group="torch_dynamo_backends") if each.name == "roller"]
+    assert entry.load() is roller.dynamo.backend.roller
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"fallback": "jit"}, "fallback"), ({"device": "h900"}, "device")],
+)
+def test_options_that_mean_nothing_are_refused(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as error:
+        roller.backend(**given)
+    assert error.value.field == field
+
+
+def test_options_of_torch_compile_are_the_backends() -> None:
+    chosen = roller.backend()
+    with pytest.raises(InputError, match="is no option of the backend"):
+        chosen(None, [], options={"max_autotune": True})
+    with pytest.raises(InputError, match="Inductor's"):
+        chosen(None, [], mode="max-autotune")
