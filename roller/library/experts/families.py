@@ -29,7 +29,7 @@ class ExpertsConstants:
         stream_seconds: of a kernel between products, after the gap before it.
         stream_share: of the board's DRAM and L2 rates there.
         resident: blocks of a product on a unit at a time.
-        by_warps: whether products run on single warps whatever the board has.
+        by_warps: whether products run on single warps whatever the board has, and units share their steps evenly.
     """
 
     products: TiledConstants
@@ -61,11 +61,11 @@ FAMILIES: Mapping[str, ExpertsConstants] = {
     ),
     "triton, warps": ExpertsConstants(
         products=TiledConstants(
-            step_seconds=1.89e-07, staging=4.49, ramp_steps=3.31, store=0.31, port_reuse=3.61, dram_share=0.934,
-            start_seconds=6.43e-07, cold_seconds=5.95e-07, best_share=1.17, written=0.027, overlap=1.58,
+            step_seconds=1.92e-07, staging=2.8, ramp_steps=2.4, store=0.23, port_reuse=6.03, dram_share=0.931,
+            start_seconds=7.23e-07, cold_seconds=2.54e-06, best_share=1.07, written=0.0152, overlap=1.68,
         ),
-        menu=_FINE, untuned=((16, 32, 128), (64, 64, 64)), align_seconds=7.39e-06, pair_seconds=3.87e-11,
-        empty_tile_seconds=3.51e-07, stream_seconds=1.93e-06, stream_share=0.416, resident=2.92,
+        menu=_FINE, untuned=((16, 32, 128), (64, 64, 64)), align_seconds=7.36e-06, pair_seconds=5.66e-09,
+        empty_tile_seconds=2.58e-07, stream_seconds=1.69e-06, stream_share=0.565, resident=2.52,
     ),
     "cutlass": ExpertsConstants(
         products=TiledConstants(
@@ -85,11 +85,11 @@ FAMILIES: Mapping[str, ExpertsConstants] = {
     ),
     "trtllm": ExpertsConstants(
         products=TiledConstants(
-            step_seconds=9.64e-08, staging=6.27, ramp_steps=6.04, store=1.18, port_reuse=4.97, dram_share=1.1,
-            start_seconds=3.94e-07, cold_seconds=9.65e-07, best_share=0.661, written=0.524, overlap=1.96,
+            step_seconds=9.41e-08, staging=5.02, ramp_steps=5.97, store=1.75, port_reuse=5.36, dram_share=1.1,
+            start_seconds=3.21e-07, cold_seconds=6.37e-07, best_share=0.667, written=0.34, overlap=1.87,
         ),
-        menu=_ROWS_OF_128, align_seconds=1.39e-06, pair_seconds=8.21e-11, empty_tile_seconds=7.95e-08,
-        stream_seconds=2.69e-06, stream_share=7.42,
+        menu=_ROWS_OF_128, align_seconds=1.36e-06, pair_seconds=5.88e-11, empty_tile_seconds=8.69e-08,
+        stream_seconds=2.81e-06, stream_share=12.6,
     ),
     "trtllm block": ExpertsConstants(
         products=TiledConstants(
@@ -101,10 +101,10 @@ FAMILIES: Mapping[str, ExpertsConstants] = {
     ),
     "marlin": ExpertsConstants(
         products=TiledConstants(
-            step_seconds=1.3e-07, staging=37.8, ramp_steps=1.54, store=34.2, port_reuse=1.23, dram_share=0.914,
-            start_seconds=4.97e-07, cold_seconds=6.77e-06, best_share=0.786, written=1.85, overlap=12,
+            step_seconds=1.3e-07, staging=37.3, ramp_steps=0.807, store=39.9, port_reuse=1.29, dram_share=0.923,
+            start_seconds=7.63e-07, cold_seconds=1.05e-05, best_share=0.753, written=2.03, overlap=11.4,
         ),
-        menu=_ROWS_OF_128[:4], by_warps=True, align_seconds=1.05e-05, pair_seconds=2.04e-11,
-        empty_tile_seconds=7.26e-07, stream_seconds=1.75e-06, stream_share=2.83,
+        menu=_ROWS_OF_128[:4], by_warps=True, align_seconds=1.28e-05, pair_seconds=2.04e-11,
+        empty_tile_seconds=7.12e-07, stream_seconds=2.54e-06, stream_share=4.07,
     ),
 }  # fmt: skip

@@ -201,6 +201,7 @@ class _Layer:
             depth_bytes=depth * ones, blocks=tiles * columns, rows=calls.pairs / np.maximum(tiles, 1e-9),
             weight_bytes=weights, activation_bytes=calls.pairs * k * numbers.activation_bytes,
             turn_bytes=turns * weights, element_bytes=numbers.element_bytes, resident=self.constants.resident,
+            in_stripes=self.constants.by_warps,
         )  # fmt: skip
         seconds = tiled_seconds(tiling, self.device, rate, self.constants.products).seconds
         empty = calls.empty_tiles[place] * columns / self.device.unit_count * (tile_m * tile_n / 64**2)

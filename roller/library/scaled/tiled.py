@@ -94,6 +94,7 @@ class Tiling:
         element_bytes: of an element as it is multiplied: 0.5 for four bits.
         resident: blocks of a unit at a time.
         ends: whether a tile ends as :attr:`TiledConstants.end_seconds` says.
+        in_stripes: whether units share all steps of all tiles evenly, as Marlin's kernels do, and not whole tiles.
     """
 
     m: Floats
@@ -110,6 +111,7 @@ class Tiling:
     element_bytes: float
     resident: Floats | float = 1.0
     ends: Bools | bool = False
+    in_stripes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +185,20 @@ class _Kernel:
         slowed = np.hypot(1.0, c.staging * (1 / tiling.tile_m + 1 / tiling.tile_n))
         flops = c.best_share * self.rate.best / self.device.unit_count / slowed
         step = 2 * tiling.tile_m * tiling.tile_n * tiling.depth_bytes / tiling.element_bytes / flops
+        if tiling.in_stripes:
+            each = np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
+            return np.asarray(each * (self._waves * self._steps + c.ramp_steps) + np.ceil(self._waves) * self._end)
         alone = np.maximum(1.0, self._waves / tiling.resident) * c.step_seconds * tiling.depth_bytes / 128
+        return np.asarray(
+            np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps) + self._waves * self._end
+        )
+
+    @property
+    def _end(self) -> Floats:
+        """Seconds of the store of a tile's result."""
+        c, tiling = self.constants, self.tiling
         stored = np.minimum(tiling.tile_m, tiling.rows) * np.minimum(tiling.tile_n, tiling.n) * RESULT_BYTES
-        end = c.store * stored / self._port + c.end_seconds * np.asarray(tiling.ends)
-        return np.asarray(np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps) + self._waves * end)
+        return np.asarray(c.store * stored / self._port + c.end_seconds * np.asarray(tiling.ends))
 
     def _dram_seconds(self) -> Floats:
         tiling, device = self.tiling, self.device
@@ -214,7 +226,10 @@ class _Kernel:
 
     @cached_property
     def _waves(self) -> Floats:
+        """Tiles of the busiest unit."""
         raw = self.tiling.blocks / self.device.unit_count
+        if self.tiling.in_stripes:
+            return np.maximum(raw, 1 / np.maximum(self._steps, 1.0))
         return np.where(raw > 1, np.ceil(raw), 1.0)
 
     @cached_property
