@@ -19,7 +19,7 @@ from bench.suites import suite_names, suite_path
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from hal.support.tables import print_table
+from hal.support.tables import new_table, print_table
 from roller.construct.construct import construct
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import load_operators, operator_from_data
@@ -104,12 +104,7 @@ def summary(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 def table_of(comparisons: Sequence[Comparison]) -> Table:
     """The comparisons as a table, by kind and then by what construction loses."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("operator")
-    table.add_column("kind")
-    for column in ("construction µs", "unadjusted µs", "search µs", "ratio"):
-        table.add_column(column, justify="right")
-    table.add_column("bound by")
+    table = new_table(("operator", "kind"), ("construction µs", "unadjusted µs", "search µs", "ratio"), ("bound by",))
     for row in sorted(comparisons, key=lambda row: (("regular", "irregular", "small").index(row.kind), -row.ratio)):
         bounds = dict.fromkeys((row.constructed_bound, row.searched_bound))
         table.add_row(

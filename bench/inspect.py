@@ -18,6 +18,7 @@ from rich.table import Table
 from bench.suites import suite_names, suite_path
 from hal.catalog import load_device
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.compile.pipeline import compile_operators
 from roller.compile.workers import worker_pool
 from roller.construct.program import RProgram
@@ -153,15 +154,12 @@ def _matrix_shortfalls(row: InspectedKernel) -> Iterator[str]:
 
 def table_of(rows: Sequence[InspectedKernel]) -> Table:
     """A line per kernel."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("operator", "board", "code for"):
-        table.add_column(column)
-    for column in ("loop", "bytes", "multiply-adds", "integer", "regs", "shared B", "spills"):
-        table.add_column(column, justify="right")
-    for column in ("shared loads", "global loads, async copies"):
-        table.add_column(column)
-    for column in ("conflicts", "assumed", "found"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        ("operator", "board", "code for"),
+        ("loop", "bytes", "multiply-adds", "integer", "regs", "shared B", "spills"),
+        ("shared loads", "global loads, async copies"),
+        ("conflicts", "assumed", "found"),
+    )
     for row in rows:
         table.add_row(*_cells(row))
     return table

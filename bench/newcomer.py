@@ -25,7 +25,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -138,9 +138,7 @@ def _steady() -> Callable[[str], str]:
 
 
 def _table(title: str, results: list[Tried]) -> Table:
-    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column, side in (("command", "left"), ("s", "right"), ("exit code", "right"), ("output", "left")):
-        view.add_column(column, justify=side)  # type: ignore[arg-type]
+    view = new_table(("command",), ("s", "exit code"), ("output",), title=title)
     for each in results:
         verdict = "as shown" if each.agrees else "DIFFERS"
         view.add_row(

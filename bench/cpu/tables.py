@@ -38,12 +38,9 @@ def machine_lines(machine: Machine) -> Iterator[str]:
 def ratio_table(results: Results) -> Table:
     """An operator a line: our time, everybody's as a multiple of it, the predicted time and its error, and the error of
     what a spec of the same minute predicts."""
-    from rich.table import Table
+    from hal.support.tables import new_table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("operator", overflow="fold")
-    for name in ("ours", "rate", *COLUMNS, "predicted", "error", "then"):
-        table.add_column(name, justify="right")
+    table = new_table(("operator",), ("ours", "rate", *COLUMNS, "predicted", "error", "then"))
     for one in results.operators:
         table.add_row(one.name, *_ours(one), *(_against(one, who) for who in COLUMNS.values()), *_predicted(one))
     means = [geometric_mean(_medians(results, who)) for who in COLUMNS.values()]
@@ -105,11 +102,9 @@ def _facts_text(entry: Entry) -> str:
 
 def criteria_table(lines: Sequence[Criterion]) -> Table:
     """Every line with what was found and the verdict."""
-    from rich.table import Table
+    from hal.support.tables import new_table
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "must show", "found"):
-        table.add_column(name, overflow="fold")
+    table = new_table(("", "must show", "found"))
     for line in lines:
         table.add_row(line.verdict, line.text, line.found)
     return table

@@ -143,9 +143,12 @@ def read_loop(path: Path) -> LoopResults:
 
 def step_table(results: LoopResults) -> Table:
     """Predicted and measured steps of every scenario."""
-    table = _table("model", "kernels")
-    for name in ("original", "baseline", "predicted", "measured", "quartiles", "error", "outputs differ by"):
-        table.add_column(name, justify="right")
+    from hal.support.tables import new_table
+
+    table = new_table(
+        ("model", "kernels"),
+        ("original", "baseline", "predicted", "measured", "quartiles", "error", "outputs differ by"),
+    )
     for model in results.models:
         for one in model.scenarios:
             span = f"{one.measured.low * 1e3:.2f} to {one.measured.high * 1e3:.2f}"
@@ -157,9 +160,12 @@ def step_table(results: LoopResults) -> Table:
 
 def kernel_table(scenario: Scenario, call_seconds: float) -> Table:
     """The kernels of a scenario, those that take the most of a step first."""
-    table = _table("kernel", "in place of")
-    for name in ("calls", "recorded", "profiled", "alone", "with call", "in the model", "off by", "of the step"):
-        table.add_column(name, justify="right")
+    from hal.support.tables import new_table
+
+    table = new_table(
+        ("kernel", "in place of"),
+        ("calls", "recorded", "profiled", "alone", "with call", "in the model", "off by", "of the step"),
+    )
     for one in sorted(scenario.kernels, key=lambda one: -one.count * one.kernel):
         called = one.kernel + call_seconds
         cells = ["-", "-", "-"]
@@ -168,13 +174,4 @@ def kernel_table(scenario: Scenario, call_seconds: float) -> Table:
             cells = [time_text(one.within), f"{called / one.within - 1:+.0%}", f"{share:+.1%}"]
         times = [time_text(seconds) for seconds in (one.recorded, one.profile, one.kernel, called)]
         table.add_row(one.name, one.calls, str(one.count), *times, *cells)
-    return table
-
-
-def _table(*names: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, overflow="fold")
     return table

@@ -30,7 +30,7 @@ KERNELS = (2, 3)
 OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 4, 10
 
 #: Lowerings of matrix instructions that are seldom among the best programs.
-MATRIX = ("wmma", "wgmma", "bulk")
+MATRIX = ("wmma", "bulk")
 
 #: Kernels that are tried where all that were chosen are refused.
 MOST_OTHERS = 8

@@ -56,7 +56,6 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "wmma": _PRODUCTS | _OUTSIDE | {"reads float16", *_RESULTS[::2]},
     "mma": _PRODUCTS | _OUTSIDE
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS, "writes int32"},
-    "wgmma": _PRODUCTS | _OUTSIDE | {"reads float16", "reads bfloat16", *_RESULTS},
     # Bulk copies and bulk stores pad nothing.
     "bulk": _without(_PRODUCTS | _OUTSIDE, "pad zero", "pad number")
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS},

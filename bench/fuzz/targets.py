@@ -15,7 +15,7 @@ from bench.fuzz.values import COMPARISONS, UNARY, Term, Writer, positive, produc
 
 #: Lowerings and algorithms that few operators of the frames reach, by the frames that do.
 FRAMES: Mapping[str, tuple[str, ...]] = {
-    "windows": ("windows",), "wmma": ("matrix_product",), "wgmma": ("matrix_product",), "bulk": ("matrix_product",),
+    "windows": ("windows",), "wmma": ("matrix_product",), "bulk": ("matrix_product",),
     "walks.pair_warps": ("pair",), "walks.pair_multiply_adds": ("pair",), "split-k": ("long_reduction",),
     "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
     "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),

@@ -15,6 +15,7 @@ from bench.mutants.results import Results
 from bench.mutants.verdicts import MutantOutcome, counted
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.text.quantities import count_text
 
 #: What a page has between its marks is written anew.
@@ -85,9 +86,7 @@ def _verdicts(outcomes: Sequence[MutantOutcome]) -> list[str]:
 
 
 def _by_kernel(results: Results) -> Table:
-    table = Table(title="By kind of kernel", box=None, pad_edge=False)
-    table.add_column("kernel")
-    table.add_column("texts", justify="right")
+    table = new_table(("kernel",), ("texts",), title="By kind of kernel")
     sync = ("synchronizations", "noticed", "harmless", "needless", "missed")
     for column in (*sync, "others", *_VERDICT_COLUMNS[1:]):
         table.add_column(column, justify="right")
@@ -104,11 +103,7 @@ def _by_kernel(results: Results) -> Table:
 
 
 def _by_mutation(results: Results) -> Table:
-    table = Table(title="By kind of mutation", box=None, pad_edge=False)
-    table.add_column("mutation")
-    for column in ("sites", *_VERDICT_COLUMNS):
-        table.add_column(column, justify="right")
-    table.add_column("noticed by")
+    table = new_table(("mutation",), ("sites", *_VERDICT_COLUMNS), ("noticed by",), title="By kind of mutation")
     for kind in KINDS:
         mine = [outcome for outcome in results.outcomes if outcome.kind == kind]
         if mine:
@@ -119,9 +114,7 @@ def _by_mutation(results: Results) -> Table:
 
 
 def _missed(results: Results) -> Table:
-    table = Table(title="Missed", box=None, pad_edge=False)
-    for column in ("operator", "device", "kernel", "mutation", "change", "text"):
-        table.add_column(column, overflow="fold")
+    table = new_table(("operator", "device", "kernel", "mutation", "change", "text"), title="Missed")
     key: Callable[[MutantOutcome], tuple[str, ...]] = lambda each: (each.kernel, each.kind, each.operator, each.device)  # noqa: E731
     for outcome in sorted((each for each in results.outcomes if each.verdict == "missed"), key=key):
         part = f".{outcome.part + 1}" if outcome.part else ""

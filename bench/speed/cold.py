@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 
 #: By name: an operator, the board, how many kernels, and how many times the floor is allowed.
 CASES: Mapping[str, tuple[dict[str, object], str, int, float]] = {
@@ -88,9 +87,11 @@ def _case(name: str, folder: Path, turns: int, step: Callable[[], None]) -> tupl
 @click.option("--case", "names", type=click.Choice(list(CASES)), multiple=True, help="Some cases only.")
 def main(turns: int, names: tuple[str, ...]) -> None:
     """Time first compilations against their floor, in turns."""
-    table = Table(title=f"roller compile, medians of {turns} turns", title_justify="left", box=None)
-    for column in ("case", "first", "anew", "floor", "times", "asked", "kept", "asked "):
-        table.add_column(column, justify="left" if column == "case" else "right")
+    table = new_table(
+        ("case",),
+        ("first", "anew", "floor", "times", "asked", "kept", "asked "),
+        title=f"roller compile, medians of {turns} turns",
+    )
     with click.progressbar(length=turns * len(names or CASES), label="turns", file=sys.stderr) as bar:
         for name in names or CASES:
             with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,9 @@ units in the last place; tanh and erf by the rational functions of Eigen, within
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -17,7 +19,7 @@ from codegen.tir import values
 from codegen.tir.statements import local_buffer
 from codegen.tir.values import Expr
 from sokoban.language.expression import Call, Load, Value, loads, walk
-from sokoban.language.functions import FUNCTIONS, expanded, primitives_of
+from sokoban.language.functions import FUNCTIONS, PARAMETERS, with_arguments
 
 #: exp(r) = 1 + r + r^2 * polynomial(r), highest power first, for |r| <= ln(2) / 2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -46,13 +48,30 @@ _CHOICE = "choice"
 _INSTEAD = {_CHOICE: tirx.Select}
 
 
+@dataclass(frozen=True)
+class _Result:
+    """A part of a value that is computed before the value.
+
+    Attributes:
+        place: a load of no tensor that stands for it in what is computed afterwards.
+        function: of :data:`_FUNCTIONS`, written out; empty where the argument itself is the result.
+        argument: over loads and places.
+        in_register: True if the argument lies in a register.
+    """
+
+    place: Load
+    function: str
+    argument: Value
+    in_register: bool
+
+
 class VectorValue:
     """A value that the lanes of a vector compute, each at a point of its own.
 
     In float32 every function of `_FUNCTIONS` is written out as arithmetic. Its argument is bound to a variable, into
     which TVM's analyzer substitutes whatever earlier variables are bound to: nested functions would grow by a factor
     with every level. So an argument that is itself made by such functions lies in a register, a local buffer, of which
-    the analyzer knows nothing.
+    the analyzer knows nothing; and so does one that a composed function, such as GELU, reads several times.
 
     LLVM takes a branch around each lane of a vector for a selection of which one side alone is computed, so both are
     where neither reads outside of a tensor.
@@ -65,8 +84,10 @@ class VectorValue:
     """
 
     def __init__(self, value: Value, dtype: str, lanes: int, is_inside: Callable[[Load], bool]) -> None:
-        self.value, self.dtype = _with_choices(value, is_inside), dtype
-        count = _nested(self.value) if dtype == "float32" else 0
+        value = _with_choices(value, is_inside)
+        self.dtype = dtype
+        self.value, self._results = _written_out(value) if dtype == "float32" else (value, [])
+        count = sum(result.in_register for result in self._results)
         self._registers = [local_buffer(f"argument_{number}", lanes, dtype) for number in range(count)]
 
     def at(self, axes: Mapping[str, Expr], read: Callable[[Load], Expr], lane: Expr) -> Expr:
@@ -77,49 +98,66 @@ class VectorValue:
             read: gives the element of a load.
             lane: number of the lane.
         """
-        if self.dtype != "float32":
-            return values.evaluate(self.value, axes, read, self.dtype, _INSTEAD)
-        written_out: dict[Load, Expr] = {}
+        computed: dict[Load, Expr] = {}
         registers = iter(self._registers)
 
-        def prepared(node: Value) -> Value:
-            if not isinstance(node, Call):
-                return node
-            if node.function != _CHOICE and FUNCTIONS[node.function].value is not None:
-                return prepared(expanded(node))
-            node = Call(node.function, tuple(map(prepared, node.arguments)))
-            if node.function not in _FUNCTIONS:
-                return node
-            argument = values.evaluate(node.arguments[0], axes, read_or_result, self.dtype, _INSTEAD)
-            if any(load in written_out for load in loads(node.arguments[0])):
+        def evaluated(value: Value) -> Expr:
+            return values.evaluate(value, axes, read_or_result, self.dtype, _INSTEAD)
+
+        def read_or_result(load: Load) -> Expr:
+            return computed[load] if load in computed else read(load)
+
+        for result in self._results:
+            argument = evaluated(result.argument)
+            if result.in_register:
                 register = next(registers)
                 T.buffer_store(register, argument, [lane])
                 argument = register[lane]
-            # A load that is of no tensor stands for the result.
-            place = Load(f"|{len(written_out)}", ())
-            written_out[place] = _FUNCTIONS[node.function](argument)
-            return place
-
-        def read_or_result(load: Load) -> Expr:
-            return written_out[load] if load in written_out else read(load)
-
-        return values.evaluate(prepared(self.value), axes, read_or_result, self.dtype, _INSTEAD)
+            computed[result.place] = _FUNCTIONS[result.function](argument) if result.function else argument
+        return evaluated(self.value)
 
 
-def _nested(value: Value) -> int:
-    """Number of functions written out whose argument others of them are in."""
-    if not isinstance(value, Call):
-        return 0
-    if value.function != _CHOICE and FUNCTIONS[value.function].value is not None:
-        return _nested(expanded(value))
-    is_nested = value.function in _FUNCTIONS and any(map(_is_written_out, walk(value.arguments[0])))
-    return is_nested + sum(map(_nested, value.arguments))
+def _written_out(value: Value) -> tuple[Value, list[_Result]]:
+    """A value of primitives over loads and places, and the results that these stand for, in order; equal ones once."""
+    results: list[_Result] = []
+    prepared: dict[Value, Value] = {}
+    arithmetic: set[Load] = set()  # places of what lies in no register
+
+    def has_arithmetic(node: Value) -> bool:
+        return any(load in arithmetic for load in loads(node))
+
+    def place_of(argument: Value, function: str = "") -> Load:
+        place = Load(f"|{len(results)}", ())
+        results.append(_Result(place, function, argument, has_arithmetic(argument)))
+        if function:
+            arithmetic.add(place)
+        return place
+
+    def prepare(node: Value) -> Value:
+        if not isinstance(node, Call):
+            return node
+        if node not in prepared:
+            prepared[node] = prepare_call(node)
+        return prepared[node]
+
+    def prepare_call(node: Call) -> Value:
+        arguments = tuple(map(prepare, node.arguments))
+        definition = None if node.function == _CHOICE else FUNCTIONS[node.function].value
+        if definition is not None:
+            reads = Counter(node for node in walk(definition) if isinstance(node, Load))
+            arguments = tuple(
+                place_of(argument) if reads[parameter] > 1 and has_arithmetic(argument) else argument
+                for parameter, argument in zip(PARAMETERS, arguments, strict=False)
+            )
+            return prepare(with_arguments(definition, arguments))
+        return place_of(arguments[0], node.function) if node.function in _FUNCTIONS else Call(node.function, arguments)
+
+    return prepare(value), results
 
 
-def _is_written_out(node: Value) -> bool:
-    return isinstance(node, Call) and not _FUNCTIONS.keys().isdisjoint(
-        {_CHOICE} if node.function == _CHOICE else primitives_of(node.function)
-    )
+def _nested(value: Value) -> bool:
+    """True if arguments of functions lie in registers."""
+    return any(result.in_register for result in _written_out(value)[1])
 
 
 def _with_choices(value: Value, is_inside: Callable[[Load], bool]) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codegen.gpu import patches, pointwise, rows, tiles, windows
-from codegen.gpu.matrix import bulk, mma, wgmma, wmma
+from codegen.gpu.matrix import bulk, mma, wmma
 from codegen.gpu.staged import kernel as staged
 from codegen.gpu.walks import (
     attention_groups,
@@ -34,7 +34,7 @@ from sokoban.schedule.tile import TileSchedule
 KINDS: Mapping[type, KernelLowerings[Lowered]] = {
     KernelForm: KernelLowerings(
         schedule=TileSchedule,
-        lowerings=(rows, wmma, bulk, wgmma, staged, windows, pointwise, mma),
+        lowerings=(rows, wmma, bulk, staged, windows, pointwise, mma),
         otherwise=tiles,
     ),
     PatchTransform: KernelLowerings(schedule=PatchSchedule, lowerings=(patches,)),

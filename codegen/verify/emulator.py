@@ -15,10 +15,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,16 +24,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.tensor_map import MAP_ITEM_BYTES, TensorMap
+from codegen.tensor_map import TensorMap
+from codegen.verify.emulated_text import HEADER_NAME, EmulatedKernel, EmulatorError, emulated_kernel, in_words
 from hal.support.store import cache_folder
 
 #: Folders of the headers that stand in for CUDA's, and of what executes a kernel.
 _HEADERS = Path(__file__).parent / "emulator_headers"
-_HEADER = _HEADERS / "cuda_on_cpu.h"
+_HEADER = _HEADERS / HEADER_NAME
 _RUNTIME = Path(__file__).parent / "emulator_runtime"
 
-_CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
-_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
 #: What orders some threads of a block, but not all.
 _PARTIAL_ORDER = re.compile(r"\b__syncwarp\b")
 _SHARED_BARRIERS = re.compile(r"\bbarrier_wait\b")
@@ -56,10 +53,6 @@ _COMPILE_OPTIONS = (
 )
 #: Calls before every access, with the line of the text that makes it.
 _CHECK_OPTIONS = ("-g1", "-gdwarf-4", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
-
-
-class EmulatorError(RuntimeError):
-    """A kernel that does not compile for the CPU, or that did something wrong while it ran."""
 
 
 class Synchronization(NamedTuple):
@@ -155,53 +148,20 @@ def run_cuda_on_cpu(
     Raises:
         EmulatorError: g++ refuses the source, or the kernel crashes, hangs or breaks a rule of CUDA.
     """
-    kernel = _kernel(source, entry, maps)
+    kernel = emulated_kernel(source, entry, maps)
     if len(kernel.types) != len(arguments):
         raise EmulatorError(f"{entry}: {len(arguments)} arguments for {len(kernel.types)} parameters")
     program = _compiled(kernel, "-O2" if optimized else "-O0", checked)
     arrays = [np.ascontiguousarray(array) for array in arguments]
-    sizes = [[str(array.nbytes), str(array.nbytes), "u"] for array in arrays]
-    for position, array in enumerate(arrays):
-        if extents is not None:
-            sizes[position][1] = str(extents[position] * array.itemsize)
-        if position in output_indices:
-            sizes[position][2] = "u" if extents is None else "o"
-        elif inputs_are_constant:
-            sizes[position][2] = "i"
-    cluster = _CLUSTER.search(source)
-    flags = "c" * checked + "p" * bool(_PARTIAL_ORDER.search(source)) + "b" * bool(_SHARED_BARRIERS.search(source))
-    flags += (cluster[1] if cluster else "") + "-"
     launch = [*grid, 1, 1][:3] + [*block, 1, 1][:3] + [dynamic_shared_bytes]
-    with tempfile.TemporaryDirectory(prefix="cuda-on-cpu-") as directory:
-        data = Path(directory) / "arrays"
-        data.write_bytes(b"".join(array.tobytes() for array in arrays))
-        command = [
-            program,
-            data,
-            *launch,
-            flags,
-            most_steps or 0,
-            ",".join(map(str, seeds)),
-            *chain.from_iterable(sizes),
-        ]
-        try:
-            process = subprocess.run(
-                [str(word) for word in command], capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EmulatorError(f"{entry}: still running after {timeout_s:g} s") from error
-        if process.returncode:
-            reason = process.stderr.strip() or f"exit status {process.returncode}"
-            raise EmulatorError(f"{entry}: {_in_words(reason, kernel, program, arrays)}")
-        content = data.read_bytes()
-    ends = np.cumsum([0] + [array.nbytes for array in arrays])
-    outputs = [
-        np.frombuffer(content, arrays[position].dtype, arrays[position].size, ends[position])
-        .reshape(arrays[position].shape)
-        .copy()
-        for position in output_indices
-    ]
-    (trace, steps), *needless = (line.split() for line in process.stdout.splitlines())
+    seen = _seen(arrays, output_indices, extents, inputs_are_constant)
+    words = [*launch, _flags(source, checked), most_steps or 0, ",".join(map(str, seeds)), *seen]
+    try:
+        said, results = _executed(program, words, arrays, timeout_s)
+    except EmulatorError as error:
+        raise EmulatorError(f"{entry}: {in_words(str(error), kernel, program, arrays)}") from error
+    outputs = [results[position] for position in output_indices]
+    (trace, steps), *needless = (line.split() for line in said.splitlines())
     return Emulation(
         outputs=outputs,
         needless=tuple(Synchronization(kind, int(line), kernel.line(int(line))) for kind, line in needless)
@@ -213,135 +173,53 @@ def run_cuda_on_cpu(
     )
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """The text of a kernel, as it is compiled for the CPU.
+def _flags(source: str, checked: bool) -> str:
+    """What the emulator is to know of a text besides its arguments."""
+    cluster = _CLUSTER.search(source)
+    flags = "c" * checked + "p" * bool(_PARTIAL_ORDER.search(source)) + "b" * bool(_SHARED_BARRIERS.search(source))
+    return flags + (cluster[1] if cluster else "") + "-"
 
-    Attributes:
-        source: CUDA C++ text.
-        entry: name of the ``__global__`` function in it.
-        types: of its parameters.
-        names: of its parameters.
-        dynamic: name of its dynamic shared memory, empty where it has none.
-        maps: the tensor maps among its parameters, by position.
+
+def _seen(
+    arrays: Sequence[NDArray[Any]],
+    output_indices: Sequence[int],
+    extents: Sequence[int] | None,
+    inputs_are_constant: bool,
+) -> Iterator[str]:
+    """Of every argument its bytes, those before its guard, and whether it is an input, an output, or any."""
+    for position, array in enumerate(arrays):
+        yield str(array.nbytes)
+        yield str(array.nbytes if extents is None else extents[position] * array.itemsize)
+        if position in output_indices:
+            yield "u" if extents is None else "o"
+        else:
+            yield "i" if inputs_are_constant else "u"
+
+
+def _executed(
+    program: Path, words: Sequence[object], arrays: Sequence[NDArray[Any]], timeout_s: float
+) -> tuple[str, list[NDArray[Any]]]:
+    """What a compiled kernel prints, and all of its arguments afterwards.
+
+    Raises:
+        EmulatorError: it fails, or runs longer than ``timeout_s``.
     """
-
-    source: str
-    entry: str
-    types: tuple[str, ...]
-    names: tuple[str, ...]
-    dynamic: str
-    maps: Mapping[int, TensorMap]
-
-    @property
-    def program(self) -> str:
-        """The C++ program: the headers, the text less CUDA's own headers, and the call of the kernel."""
-        text = _CUDA_INCLUDE.sub("", self.source)
-        text = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)emulator_dynamic_shared;", text)
-        arguments = [
-            _map_argument(position, self.maps[position]) if position in self.maps else f"({kind})arguments[{position}]"
-            for position, kind in enumerate(self.types)
-        ]
-        return "\n".join(
-            [
-                f'#include "{_HEADER.name}"',
-                f'#line 1 "{_TEXT_NAME}"',
-                text,
-                '#line 1 "call.cu"',
-                f'extern "C" void emulator_call(void** arguments) {{ {self.entry}({", ".join(arguments)}); }}',
-                "",
-            ]
-        )
-
-    def line(self, number: int) -> str:
-        """A line of the text, from 1."""
-        lines = self.source.splitlines()
-        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
-
-
-#: What the text is called in messages.
-_TEXT_NAME = "kernel.cu"
-
-
-def _map_argument(position: int, tensor_map: TensorMap) -> str:
-    """The argument of a parameter that is a tensor map, both shapes from the innermost dimension on."""
-    shapes = (", ".join(map(str, reversed(shape))) for shape in (tensor_map.shape, tensor_map.box))
-    described = ", ".join(f"{{{shape}}}" for shape in shapes)
-    start = f"(const unsigned char*)arguments[{position}]"
-    rounds = "true" if tensor_map.dtype == "tfloat32" else "false"
-    return f"TensorMap{{{start}, {MAP_ITEM_BYTES[tensor_map.dtype]}, {len(tensor_map.box)}, {described}, {rounds}}}"
-
-
-def _kernel(source: str, entry: str, maps: Sequence[TensorMap]) -> _Kernel:
-    signature = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", source)
-    if signature is None:
-        raise EmulatorError(f"{entry}: the source has no such kernel")
-    kinds, names = [], []
-    by_position: dict[int, TensorMap] = {}
-    for position, parameter in enumerate(signature.group(1).split(",")):
-        if "__grid_constant__" in parameter:
-            if len(by_position) == len(maps):
-                raise EmulatorError(f"{entry}: parameter {parameter.strip()} has no tensor map")
-            by_position[position] = maps[len(by_position)]
-            kinds.append("const void*")
-            names.append(maps[len(by_position) - 1].tensor)
-            continue
-        kind, star, name = parameter.replace("__restrict__", "").rpartition("*")
-        if not star:
-            raise EmulatorError(f"{entry}: parameter {parameter.strip()} is no pointer")
-        kinds.append(kind.strip() + "*")
-        names.append(name.strip())
-    dynamic = _DYNAMIC_SHARED.search(source)
-    return _Kernel(source, entry, tuple(kinds), tuple(names), dynamic.group(2) if dynamic else "", by_position)
-
-
-_PLACE = re.compile(r"@p([0-9a-f]+)")
-
-
-def _in_words(reason: str, kernel: _Kernel, program: Path, arrays: Sequence[NDArray[Any]]) -> str:
-    """A message of the runtime with names in place of its marks (``emulator_runtime/report.h``)."""
-    lines = _lines_of(program, set(_PLACE.findall(reason)))
-
-    def line(number: int | None) -> str:
-        return f'{_TEXT_NAME}:{number} "{kernel.line(number)}"' if number else "a place without a line"
-
-    def argument(match: re.Match[str]) -> str:
-        name, size = kernel.names[int(match.group(1))], arrays[int(match.group(1))].itemsize
-        return f"{name}[{int(match.group(2)) // size}]" if match.group(2) else name
-
-    reason = _PLACE.sub(lambda match: line(lines.get(match.group(1))), reason)
-    reason = re.sub(r"@l(\d+)", lambda match: line(int(match.group(1))), reason)
-    reason = re.sub(r"@a(\d+)(?:\+(\d+))?", argument, reason)
-    reason = re.sub(r"@d\+(\d+)", rf"shared {kernel.dynamic}+\1", reason)
-    return re.sub(r"@s([0-9a-f]+)", lambda match: _shared_name(program, int(match.group(1), 16)), reason)
-
-
-def _lines_of(program: Path, addresses: set[str]) -> Mapping[str, int]:
-    """Lines of the kernel's text by the addresses that calls of its machine code return to: of the outermost function
-    where functions of the text are inlined in each other."""
-    tool = shutil.which("addr2line")
-    if tool is None or not addresses:
-        return {}
-    ordered = sorted(addresses)
-    calls = [f"{int(address, 16) - 1:x}" for address in ordered]
-    process = subprocess.run([tool, "-a", "-i", "-e", program, *calls], capture_output=True, text=True, check=False)
-    lines: dict[str, int] = {}
-    for address, frames in zip(ordered, re.split(r"^0x.*$", process.stdout, flags=re.MULTILINE)[1:], strict=False):
-        lines_of_text = re.findall(rf"{re.escape(_TEXT_NAME)}:(\d+)", frames)
-        if lines_of_text:
-            lines[address] = int(lines_of_text[-1])
-    return lines
-
-
-def _shared_name(program: Path, address: int) -> str:
-    """``shared s+128`` for a byte of a static array."""
-    tool = shutil.which("nm")
-    symbols = []
-    if tool is not None:
-        process = subprocess.run([tool, "-C", program], capture_output=True, text=True, check=False)
-        symbols = re.findall(r"^([0-9a-f]+) [dDbB] (?:.*::)?(\w+)$", process.stdout, re.MULTILINE)
-    start, name = max(((int(start, 16), name) for start, name in symbols if int(start, 16) <= address), default=(0, ""))
-    return f"shared {name}+{address - start}" if name else "shared memory"
+    with tempfile.TemporaryDirectory(prefix="cuda-on-cpu-") as directory:
+        data = Path(directory) / "arrays"
+        data.write_bytes(b"".join(array.tobytes() for array in arrays))
+        command = [str(word) for word in (program, data, *words)]
+        try:
+            process = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise EmulatorError(f"still running after {timeout_s:g} s") from error
+        if process.returncode:
+            raise EmulatorError(process.stderr.strip() or f"exit status {process.returncode}")
+        content = data.read_bytes()
+    starts = np.cumsum([0] + [array.nbytes for array in arrays])
+    return process.stdout, [
+        np.frombuffer(content, array.dtype, array.size, start).reshape(array.shape).copy()
+        for array, start in zip(arrays, starts, strict=False)
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -409,7 +287,7 @@ def prepare_emulator() -> None:
         _read_headers([*_COMPILE_OPTIONS, *_CHECK_OPTIONS, level])
 
 
-def _compiled(kernel: _Kernel, level: str, checked: bool) -> Path:
+def _compiled(kernel: EmulatedKernel, level: str, checked: bool) -> Path:
     """The compiled program of a kernel, from this process's cache where it was compiled before."""
     reason = emulator_available()
     if reason is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from daydream.diff.compare import Amount, Change, Difference, OperatorChange, Side, Status
 from daydream.diff.tables import conclusions
 from daydream.report.breakdown import Resource
-from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, table, tile
+from daydream.report.style import RESOURCE_CLASSES, bar, document, esc, legend, ms, table, tile
 
 #: Operators and kernels of one that are shown, at most.
 MOST_OPERATORS, MOST_KERNELS = 200, 40
@@ -53,11 +53,7 @@ def page(difference: Difference) -> str:
         _kinds(difference),
         _operators(difference),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{CSS}{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document(title, "".join(body), _STYLE)
 
 
 def _subtitle(side: Side) -> str:

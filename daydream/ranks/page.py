@@ -13,7 +13,7 @@ from daydream.ranks.report import Findings, because, conclusions
 from daydream.ranks.skew import Attended, attended
 from daydream.report.breakdown import Cover, windows
 from daydream.report.picture import BINS, GAP, LABEL_WIDTH, LANE, WIDTH, axis, x_of
-from daydream.report.style import CSS, esc, legend, ms, percent, table, tile
+from daydream.report.style import document, esc, legend, ms, percent, table, tile
 from daydream.trace.trace import Floats, Ints
 
 #: Ranks that get a lane, those that hold the others up most and as many of the first.
@@ -47,12 +47,8 @@ def page(findings: Findings, rows: int) -> str:
         _groups(findings, rows),
         _clocks(findings, rows),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{CSS}</style></head><body><main><h1>{title}</h1>"
-        f'<p class="faint">{esc(_subtitle(findings))}</p>{"".join(sections)}</main></body></html>\n'
-    )
+    head = f'<h1>{title}</h1><p class="faint">{esc(_subtitle(findings))}</p>'
+    return document(title, head + "".join(sections))
 
 
 def _subtitle(findings: Findings) -> str:

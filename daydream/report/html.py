@@ -12,7 +12,7 @@ from daydream.report.analysis import Analysis, Comparison, compared, mean_busy, 
 from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_times, path_tasks, top_kernels
 from daydream.report.idle import BETWEEN_TASKS, COMMUNICATION, COPY, LAUNCH, LOADING, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
-from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
+from daydream.report.style import RESOURCE_CLASSES, bar, document, esc, legend, ms, percent, table, tile
 from daydream.report.tables import ACHIEVED, PACED, achieved
 from daydream.report.tables import number as rate
 from daydream.whatif import AppliedPass
@@ -76,13 +76,8 @@ def report(before: Analysis, after: Analysis | None = None, applied: Sequence[Ap
         _utilisation(before),
         more,
     ]
-    title = f"Daydream: {esc(source)}"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{CSS}</style></head><body><main><h1>{esc(source)}</h1>"
-        f'<p class="faint">{esc(_subtitle(before))}</p>{"".join(sections)}</main></body></html>\n'
-    )
+    head = f'<h1>{esc(source)}</h1><p class="faint">{esc(_subtitle(before))}</p>'
+    return document(f"Daydream: {esc(source)}", head + "".join(sections))
 
 
 def _subtitle(before: Analysis) -> str:

@@ -68,6 +68,15 @@ svg text.faint { fill: var(--faint); } svg .lane { fill: var(--panel); } svg .gr
 RESOURCE_CLASSES = ("cpu", "compute", "copy", "comm", "loading")
 
 
+def document(title: str, body: str, style: str = "") -> str:
+    """A page of its own: ``title`` and ``body`` as HTML, ``style`` besides :data:`CSS`."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{CSS}{style}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
 def esc(text: object) -> str:
     """Text as HTML, whatever it holds; characters that no document may hold are replaced."""
     return html.escape("".join(c if c.isprintable() else " " for c in str(text)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daydream.trace.events import ON_DEVICE, Clock, Numbers, Places, places_of, sort_out
+from daydream.trace.events import ON_DEVICE, Clock, Numbers, Places, Sorted, places_of, sort_out
 from daydream.trace.links import Ends, launch_correlations, operator_arrows
 from daydream.trace.memory import memory_events
 from daydream.trace.text import Document, Event, Notes, no_collection, read_document
@@ -55,25 +55,8 @@ def trace_of(path: Path, document: Document, notes: Notes) -> Trace:
     """
     numbers, clock = Numbers(), Clock(document.exact)
     lists = sort_out(document, numbers, notes)
-    tasks, categories, raw = _timed(lists.tasks, lists.categories, clock, notes)
-    if not tasks:
-        reasons = ". ".join(notes.sentences()[:3])
-        raise InputError(
-            str(path),
-            "has no usable event" + (f" ({reasons})" if reasons else ""),
-            "give a trace that the PyTorch profiler exported",
-        )
-    duration = _durations(tasks, categories, notes)
-    timed = _with_time(raw, duration, np.array(categories, np.int64), notes)
-    if not timed.all():
-        rows = np.flatnonzero(timed).tolist()
-        tasks, categories = [tasks[row] for row in rows], [categories[row] for row in rows]
-        raw, duration = raw[timed], duration[timed]
-    _mend_steps(tasks, categories, raw, duration, clock)
-    order = np.lexsort((-duration, raw))
-    tasks = [tasks[row] for row in order.tolist()]
-    categories = [categories[row] for row in order.tolist()]
-    origin, raw, duration = raw.min(), raw[order], duration[order]
+    tasks, categories, raw, duration = _in_order(lists, clock, path, notes)
+    origin = raw.min()
     start = clock.since(origin, raw)
     places = places_of(tasks, categories, lists.labels, numbers)
     category, line = np.array(categories, np.int64), np.array(places.line, np.int64)
@@ -120,6 +103,35 @@ def trace_of(path: Path, document: Document, notes: Notes) -> Trace:
         complete=not notes.cut_off,
         warnings=notes.sentences(),
     )
+
+
+def _in_order(
+    lists: Sorted, clock: Clock, path: Path, notes: Notes
+) -> tuple[list[Event], list[int], NDArray[Any], Floats]:
+    """Tasks with usable times, by begin, of equal ones the longest first: events, categories, begins, durations.
+
+    Raises:
+        InputError: there is none.
+    """
+    tasks, categories, raw = _timed(lists.tasks, lists.categories, clock, notes)
+    if not tasks:
+        reasons = ". ".join(notes.sentences()[:3])
+        raise InputError(
+            str(path),
+            "has no usable event" + (f" ({reasons})" if reasons else ""),
+            "give a trace that the PyTorch profiler exported",
+        )
+    duration = _durations(tasks, categories, notes)
+    timed = _with_time(raw, duration, np.array(categories, np.int64), notes)
+    if not timed.all():
+        rows = np.flatnonzero(timed).tolist()
+        tasks, categories = [tasks[row] for row in rows], [categories[row] for row in rows]
+        raw, duration = raw[timed], duration[timed]
+    _mend_steps(tasks, categories, raw, duration, clock)
+    order = np.lexsort((-duration, raw))
+    tasks = [tasks[row] for row in order.tolist()]
+    categories = [categories[row] for row in order.tolist()]
+    return tasks, categories, raw[order], duration[order]
 
 
 def _timed(

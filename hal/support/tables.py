@@ -13,6 +13,24 @@ from rich.table import Table
 from hal.support.command_line import WIDE
 
 
+def new_table(*groups: Sequence[str], title: str | None = None) -> Table:
+    """A table without lines, of columns of text and of numbers in turns.
+
+    >>> table = new_table(("board",), ("ms", "error"), ("bound by",), title="Times")
+    >>> [(str(column.header), column.justify) for column in table.columns]
+    [('board', 'left'), ('ms', 'right'), ('error', 'right'), ('bound by', 'left')]
+
+    Args:
+        groups: headers of columns, the first of text, the next of numbers, and so on; what is too long breaks.
+        title: of the table.
+    """
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for place, headers in enumerate(groups):
+        for header in headers:
+            table.add_column(header, justify="right" if place % 2 else "left", overflow="fold")
+    return table
+
+
 def print_table(table: Table, drop: Sequence[str] = ()) -> None:
     """Print a table to stdout; a pipe, and ``--wide``, get the full width that it needs.
 

@@ -20,6 +20,16 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
+from roller.algorithms.row_tiles import (
+    ROUNDINGS,
+    STEPS,
+    WARPS,
+    fitting,
+    has_matrix_instructions,
+    matrix_tiles,
+    multiply_add_tiles,
+    within,
+)
 from roller.construct.program import ProgramPart
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel, SliceSum
 from sokoban.kernel.form import KernelForm, attention_of, kernel_form
@@ -35,7 +45,6 @@ from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
     GROUP_STAGES,
     GROUP_WARPS,
-    LANES,
     AttentionSchedule,
     SliceSumSchedule,
     padded,
@@ -47,27 +56,16 @@ from sokoban.schedule.warp_groups import GROUP_ROWS
 #: The name of the algorithm.
 NAME = "flash"
 
-#: Fragments of rows of a warp, warps of a block, and keys of a step that are tried.
-FRAGMENTS = (1, 2)
-WARPS = (1, 2, 4, 8)
-KEYS = (16, 32, 64, 128)
 #: Warp groups of a block, and keys of a step of theirs.
 GROUPS = (1, 2, 3)
 GROUP_KEYS = (32, 64, 80, 96, 112, 128, 176)
-#: Lanes that share a row and rows of a thread where threads multiply and add.
-LANES_OF_ROWS = (8, 16)
-THREAD_ROWS = (1, 2, 4, 8)
 #: Blocks per unit that slices of the keys are to give, and steps of a slice at least.
 BLOCKS_PER_UNIT = (1, 2, 4)
 LEAST_STEPS = 2
-#: Halves of a unit in the last place by which rounded exponentials may move a result of a few hundred keys.
-ROUNDINGS = 8
 #: Threads of a block that brings slices together: a warp per row.
 SUM_THREADS = 128
 #: Bytes of an element of each type that there are kernels for.
 ELEMENT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in ("float32", "float16", "bfloat16")}
-#: The first boards with the instructions of each kind.
-MMA_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -166,13 +164,6 @@ def check_attention(form: KernelForm, device: DeviceSpec) -> None:
             raise InputError(f"{where}: {name}", problem, f"use a multiple of {grain}")
 
 
-def has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
-    """True if ``mma.sync`` multiplies such elements on a device."""
-    capability = device.compute_capability
-    is_cuda = device.code_generator != "opencl-source" and capability is not None
-    return is_cuda and dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
-
-
 def has_instruction(dtype: str, instruction: Instruction, device: DeviceSpec) -> bool:
     """True if a device multiplies elements of a type by an instruction."""
     if instruction is Instruction.FMA:
@@ -193,18 +184,16 @@ def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
         for per_unit in BLOCKS_PER_UNIT:
             count = device.unit_count * per_unit // blocks
             if count > 1:
-                counts.add(min(count, max(1, attention.key_count // (KEYS[1] * LEAST_STEPS))))
+                counts.add(min(count, max(1, attention.key_count // (STEPS[1] * LEAST_STEPS))))
     return [KeySlices(count) for count in sorted(counts)]
 
 
 def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int) -> tuple[list[ChainProgram], int]:
     """The best programs of one number of slices, and how many were priced."""
     kernel = slices.kernel(form)
-    priced = [
-        (estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, device)
-    ]
-    fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
-    return [_program(form, slices, schedule, estimate, device) for estimate, schedule in fitting[:top_k]], len(priced)
+    schedules = _schedules(kernel, slices, device)
+    best, count = fitting(schedules, lambda schedule: estimate_attention(kernel, schedule, device))
+    return [_program(form, slices, schedule, estimate, device) for estimate, schedule in best[:top_k]], count
 
 
 def program_of(form: KernelForm, schedule: AttentionSchedule, slices: int, device: DeviceSpec) -> ChainProgram:
@@ -233,45 +222,19 @@ def _program(
         sums = SliceSumSchedule(SUM_THREADS)
         priced = estimate_slice_sum(combined, sums, device)
         parts.append(ProgramPart("brings the slices together", combined, sums, priced, NAME))
-    variant = ", ".join(filter(None, (schedule_text(schedule), slices.text)))
+    variant = ", ".join(filter(None, (schedule.text, slices.text)))
     return ChainProgram(NAME, variant, form, slices, tuple(parts))
-
-
-def schedule_text(schedule: AttentionSchedule) -> str:
-    """``64 rows by 64 keys, 4 warps, 2 stages, queries held``."""
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    text = f"{schedule.rows} rows by {schedule.keys} keys, {warps}"
-    if schedule.instruction is Instruction.FMA:
-        return f"{text}, {schedule.lanes} threads a row"
-    if schedule.instruction.is_by_groups:
-        text += " by warp groups"
-    queries = ", queries held" if schedule.held else ""
-    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}{queries}"
 
 
 def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -> Iterator[AttentionSchedule]:
     """Tiles that are not mostly beyond the rows or the keys that there are."""
-    rows_all, keys_all = padded(kernel.rows), padded(kernel.attention.key_count)
     dtype = kernel.attention.dtype
-    if not has_matrix_instructions(dtype, device):
-        candidates = _multiply_add_schedules()
-    elif device.warp_group_instruction(dtype) is None:
-        candidates = _matrix_schedules()
-    else:
-        candidates = chain(_group_schedules(kernel, device), _matrix_schedules())
-    for schedule in candidates:
-        if schedule.rows < 2 * rows_all and schedule.keys * max(1, slices.count) < 2 * keys_all:
-            yield schedule
-
-
-def _matrix_schedules() -> Iterator[AttentionSchedule]:
-    """Tiles of whole fragments."""
-    for fragments, warps, keys, stages, keeps_queries in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
-        yield AttentionSchedule(
-            rows=FRAGMENT_ROWS * fragments * warps, keys=keys, warps=warps, stages=stages, held=keeps_queries,
-            instruction=Instruction.MMA_16X8X16,
-        )  # fmt: skip
+    candidates = multiply_add_tiles(AttentionSchedule)
+    if has_matrix_instructions(dtype, device):
+        candidates = matrix_tiles(AttentionSchedule, (False, True))
+        if device.warp_group_instruction(dtype) is not None:
+            candidates = chain(_group_schedules(kernel, device), candidates)
+    return within(candidates, kernel.rows, kernel.attention.key_count, max(1, slices.count))
 
 
 def _group_schedules(kernel: AttentionKernel, device: DeviceSpec) -> Iterator[AttentionSchedule]:
@@ -294,12 +257,3 @@ def _blocks_by_memory(kernel: AttentionKernel, schedule: AttentionSchedule, devi
     if shared > limits.shared_bytes_per_block_opt_in:
         return 0
     return limits.shared_bytes_per_unit // (shared + limits.shared_bytes_reserved_per_block)
-
-
-def _multiply_add_schedules() -> Iterator[AttentionSchedule]:
-    """Tiles of logits that a grid of threads divides; several keys of every thread, as shared memory feeds them."""
-    for rows, lanes, warps, keys in product(THREAD_ROWS, LANES_OF_ROWS, WARPS[1:], KEYS):
-        yield AttentionSchedule(
-            rows=rows * warps * LANES // lanes, keys=keys, warps=warps, stages=1, held=False, lanes=lanes,
-            instruction=Instruction.FMA,
-        )  # fmt: skip

@@ -10,33 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from codegen.tolerance import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
-from roller.algorithms.flash import (
-    FRAGMENTS,
-    KEYS,
-    LANES_OF_ROWS,
-    NAME,
+from roller.algorithms.flash import NAME, check_attention
+from roller.algorithms.row_tiles import (
     ROUNDINGS,
-    THREAD_ROWS,
-    WARPS,
-    check_attention,
+    fitting,
     has_matrix_instructions,
+    matrix_tiles,
+    multiply_add_tiles,
+    within,
 )
 from roller.construct.program import ProgramPart
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention_gradient import estimate_gradient
-from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
+from sokoban.schedule.attention import LANES
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.cutting import cut
 
@@ -87,12 +83,11 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
     form, device = placed.form, placed.device
     check_attention(form, device)
     kernel = gradient_kernel(form)
-    priced = [(estimate_gradient(kernel, schedule, device), schedule) for schedule in _schedules(kernel, device)]
-    fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
-    if not fitting:
+    best, count = fitting(_schedules(kernel, device), lambda schedule: estimate_gradient(kernel, schedule, device))
+    if not best:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use smaller heads")
-    programs = tuple(_program(form, schedule, estimate) for estimate, schedule in fitting[:top_k])
-    return Considered(NAME, programs, scored=len(priced))
+    programs = tuple(_program(form, schedule, estimate) for estimate, schedule in best[:top_k])
+    return Considered(NAME, programs, scored=count)
 
 
 def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec) -> ChainProgram:
@@ -107,44 +102,13 @@ def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec)
 
 def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -> ChainProgram:
     part = ProgramPart("", gradient_kernel(form), schedule, estimate, NAME)
-    return ChainProgram(NAME, _schedule_text(schedule), form, WholeGradient(), (part,))
-
-
-def _schedule_text(schedule: GradientSchedule) -> str:
-    """``64 rows by 64, 4 warps, 2 stages``."""
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    text = f"{schedule.rows} rows by {schedule.step}, {warps}"
-    if schedule.instruction is Instruction.FMA:
-        return f"{text}, {schedule.lanes} threads a row"
-    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}" + (", dK and dV by different blocks" if schedule.shares > 1 else "")
+    return ChainProgram(NAME, schedule.text, form, WholeGradient(), (part,))
 
 
 def _schedules(kernel: AttentionGradientKernel, device: DeviceSpec) -> Iterator[GradientSchedule]:
-    """Tiles that are not mostly beyond the rows that there are."""
-    rows_all, walked_all = padded(kernel.rows), padded(kernel.walked_rows)
-    by_matrices = has_matrix_instructions(kernel.attention.dtype, device)
-    for schedule in _matrix_schedules(kernel.is_of_keys) if by_matrices else _multiply_add_schedules():
-        if schedule.rows < 2 * rows_all and schedule.step < 2 * walked_all:
-            yield schedule
-
-
-def _matrix_schedules(is_of_keys: bool) -> Iterator[GradientSchedule]:
-    """Tiles of whole fragments; the numbers of a step's queries are fetched by a thread each."""
-    shares = (1, 2) if is_of_keys else (1,)
-    for fragments, warps, step, stages, share in product(FRAGMENTS, WARPS, KEYS, (1, 2), shares):
-        if step <= warps * LANES:
-            yield GradientSchedule(
-                rows=FRAGMENT_ROWS * fragments * warps, step=step, warps=warps, stages=stages, shares=share,
-                instruction=Instruction.MMA_16X8X16,
-            )  # fmt: skip
-
-
-def _multiply_add_schedules() -> Iterator[GradientSchedule]:
-    """Tiles of logits that a grid of threads divides."""
-    for rows, lanes, warps, step in product(THREAD_ROWS, LANES_OF_ROWS, WARPS[1:], KEYS):
-        if step <= warps * LANES:
-            yield GradientSchedule(
-                rows=rows * warps * LANES // lanes, step=step, warps=warps, stages=1, lanes=lanes,
-                instruction=Instruction.FMA,
-            )  # fmt: skip
+    """Tiles that are not mostly beyond the rows that there are; the numbers of a step's rows are fetched by a thread
+    each."""
+    candidates = multiply_add_tiles(GradientSchedule)
+    if has_matrix_instructions(kernel.attention.dtype, device):
+        candidates = matrix_tiles(GradientSchedule, (1, 2) if kernel.is_of_keys else (1,))
+    return (each for each in within(candidates, kernel.rows, kernel.walked_rows) if each.step <= each.warps * LANES)

@@ -27,12 +27,13 @@ from roller.algorithms import split_k
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
 from roller.algorithms.convolution import Convolution, convolution_of
 from roller.algorithms.flat_image import NAME, kernel_of, padded_channels
+from roller.algorithms.slices import sum_of_slices
 from roller.construct.construct import construct
 from roller.construct.program import ProgramPart, RProgram
 from roller.text.quantities import count_text
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
-from sokoban.language.expression import AffineIndex, Axis, Call, Load, Reduction, Statement, Tensor
+from sokoban.language.expression import AffineIndex, Axis, Call, Load, Reduction, Tensor
 from sokoban.language.names import fresh_name
 from sokoban.schedule.cutting import cut_sizes, resize
 from sokoban.schedule.tile import TileSchedule
@@ -258,26 +259,15 @@ class _Layout:
         return kernel_of(self.form, self.sizes, [flat, sliced], self._sums, self._sum_axes, value)
 
     def _output(self) -> KernelForm:
-        form, roles, sums = self.form, self.roles, self._sums
+        roles, sums = self.roles, self._sums
         taps = (size * stride for size, stride in zip(self.taps_along, roles.dilations, strict=True))
         viewed = replace(
             sums,
             shape=(self.split.count, *taps, *(self.sizes[axis] for axis in self.matrix_axes)),
             external_shape=sums.caller_shape,
         )
-        statement, tensors = form.reductions[0], form.expr.tensor_by_name
         value = Load(sums.name, tuple(map(AffineIndex.axis, (self.slice, *roles.outputs, *self.matrix_axes))))
-        others = dict.fromkeys(load.tensor for load in form.final_loads)
-        expr = replace(
-            form.expr,
-            axes=(*(Axis(axis, form.sizes[axis]) for axis in form.final.axes), Axis(self.slice, self.split.count)),
-            tensors=(viewed, *(tensors[name] for name in others), tensors[statement.tensor], form.expr.output),
-            statements=(
-                Statement(statement.tensor, statement.axes, Reduction("sum", (self.slice,), value)),
-                form.final,
-            ),
-        )
-        return kernel_form(expr)
+        return sum_of_slices(self.form, viewed, value, Axis(self.slice, self.split.count))
 
 
 def _of(form: KernelForm, axes: Sequence[str]) -> list[int]:

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from codegen.tolerance import HALF_UNITS
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
-from roller.algorithms.flash import (
-    FRAGMENTS,
-    KEYS,
-    LANES_OF_ROWS,
+from roller.algorithms.row_tiles import (
     ROUNDINGS,
-    THREAD_ROWS,
-    WARPS,
+    fitting,
     has_matrix_instructions,
+    matrix_tiles,
+    multiply_add_tiles,
+    within,
 )
 from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
@@ -35,7 +33,6 @@ from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.pair import estimate_pair
-from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
 from sokoban.schedule.cutting import cut, resize
 from sokoban.schedule.pair import PairSchedule
 
@@ -83,13 +80,12 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
         kernel = checked_pair(placed.form, device)
     except InputError as error:
         return Considered(NAME, declined=error.problem)
-    priced = [(estimate_pair(kernel, schedule, device), schedule) for schedule in _schedules(kernel, device)]
-    fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
-    if not fitting:
+    best, count = fitting(_schedules(kernel, device), lambda schedule: estimate_pair(kernel, schedule, device))
+    if not best:
         rows = f"rows of {kernel.depth_size} and of {kernel.width_size} elements"
         return Considered(NAME, declined=f"no tile with whole {rows} fits the memory of {device.name}")
-    programs = tuple(_program(placed.form, schedule, estimate) for estimate, schedule in fitting[:top_k])
-    return Considered(NAME, programs, scored=len(priced))
+    programs = tuple(_program(placed.form, schedule, estimate) for estimate, schedule in best[:top_k])
+    return Considered(NAME, programs, scored=count)
 
 
 def checked_pair(form: KernelForm, device: DeviceSpec) -> ProductPair:
@@ -144,41 +140,11 @@ def program_of(form: KernelForm, schedule: PairSchedule, device: DeviceSpec) -> 
 
 def _program(form: KernelForm, schedule: PairSchedule, estimate: Estimate) -> ChainProgram:
     part = ProgramPart("", product_pair(form.source), schedule, estimate, NAME)
-    return ChainProgram(NAME, _schedule_text(schedule), form, WholePair(), (part,))
-
-
-def _schedule_text(schedule: PairSchedule) -> str:
-    """``64 rows by 32 columns, 4 warps, 2 stages``."""
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    text = f"{schedule.rows} rows by {schedule.step} columns, {warps}"
-    if schedule.instruction is Instruction.FMA:
-        return f"{text}, {schedule.lanes} threads a row"
-    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    return f"{text}, {stages}" + (", rows held" if schedule.held else "")
+    return ChainProgram(NAME, schedule.text, form, WholePair(), (part,))
 
 
 def _schedules(kernel: ProductPair, device: DeviceSpec) -> Iterator[PairSchedule]:
     """Tiles that are not mostly beyond the rows or the columns that there are."""
-    rows_all, middle_all = padded(kernel.rows), padded(kernel.middle_size)
     by_matrices = _instruction(kernel, device) is not Instruction.FMA
-    for schedule in _matrix_schedules() if by_matrices else _multiply_add_schedules():
-        if schedule.rows < 2 * rows_all and schedule.step < 2 * middle_all:
-            yield schedule
-
-
-def _matrix_schedules() -> Iterator[PairSchedule]:
-    """Tiles of whole fragments."""
-    for fragments, warps, step, stages, keeps_rows in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
-        yield PairSchedule(
-            rows=FRAGMENT_ROWS * fragments * warps, step=step, warps=warps, stages=stages, held=keeps_rows,
-            instruction=Instruction.MMA_16X8X16,
-        )  # fmt: skip
-
-
-def _multiply_add_schedules() -> Iterator[PairSchedule]:
-    """Tiles of H that a grid of threads divides."""
-    for rows, lanes, warps, step in product(THREAD_ROWS, LANES_OF_ROWS, WARPS[1:], KEYS):
-        yield PairSchedule(
-            rows=rows * warps * LANES // lanes, step=step, warps=warps, stages=1, held=False, lanes=lanes,
-            instruction=Instruction.FMA,
-        )  # fmt: skip
+    candidates = matrix_tiles(PairSchedule, (False, True)) if by_matrices else multiply_add_tiles(PairSchedule)
+    return within(candidates, kernel.rows, kernel.middle_size)

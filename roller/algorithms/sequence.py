@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from codegen.tolerance import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
-from roller.algorithms.flash import ROUNDINGS
+from roller.algorithms.row_tiles import ROUNDINGS
 from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm, attention_of
 from sokoban.kernel.problem import Problem

@@ -103,19 +103,9 @@ class Slices:
         return kernel_form(expr)
 
     def _adds(self, form: KernelForm) -> KernelForm:
-        statement, reduction = form.reductions[0], form.reduction
-        assert reduction is not None
-        part, partial, tensors = self._slice_axis(form), self._partial(form), form.expr.tensor_by_name
-        slices = Load(partial.name, tuple(AffineIndex.axis(axis) for axis in (part, *statement.axes)))
-        read = dict.fromkeys(load.tensor for load in form.final_loads)
-        added = Statement(statement.tensor, statement.axes, Reduction(reduction.function, (part,), slices))
-        expr = replace(
-            form.expr,
-            axes=(*(Axis(axis, form.sizes[axis]) for axis in form.final.axes), Axis(part, self.count)),
-            tensors=(partial, *(tensors[name] for name in read), tensors[statement.tensor], form.expr.output),
-            statements=(added, form.final),
-        )
-        return kernel_form(expr)
+        part, partial = self._slice_axis(form), self._partial(form)
+        indices = map(AffineIndex.axis, (part, *form.reductions[0].axes))
+        return sum_of_slices(form, partial, Load(partial.name, tuple(indices)), Axis(part, self.count))
 
     def divides(self, form: KernelForm) -> bool:
         """True if all slices are whole."""
@@ -172,3 +162,25 @@ def place_of(form: KernelForm, tensor: str, axis: str) -> int | None:
         if load.tensor == tensor:
             return next((place for place, index in enumerate(load.indices) if index.coefficient(axis)), None)
     return None
+
+
+def sum_of_slices(form: KernelForm, partial: Tensor, value: Load, part: Axis) -> KernelForm:
+    """The kernel that puts slices of an operator's reduction together, and finishes it.
+
+    Args:
+        form: the operator.
+        partial: results of the slices.
+        value: the element of a slice's results along the axes of the reduction's statement.
+        part: the axis of the slices.
+    """
+    statement, reduction, tensors = form.reductions[0], form.reduction, form.expr.tensor_by_name
+    assert reduction is not None
+    read = dict.fromkeys(load.tensor for load in form.final_loads)
+    added = Statement(statement.tensor, statement.axes, Reduction(reduction.function, (part.name,), value))
+    expr = replace(
+        form.expr,
+        axes=(*(Axis(axis, form.sizes[axis]) for axis in form.final.axes), part),
+        tensors=(partial, *(tensors[name] for name in read), tensors[statement.tensor], form.expr.output),
+        statements=(added, form.final),
+    )
+    return kernel_form(expr)

@@ -165,14 +165,11 @@ def doctor_command(as_json: bool) -> None:
 
 
 def _print(tools: list[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from hal.support.tables import print_line, print_table
+    from hal.support.tables import new_table, print_line, print_table
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("tool", "found", "for", "to get it"):
-        table.add_column(header, overflow="fold")
+    table = new_table(("tool", "found", "for", "to get it"))
     for each in tools:
         absent = "MISSING" if each.needed else "-"
         table.add_row(each.tool, Text(each.found or absent), each.use, Text(each.remedy))

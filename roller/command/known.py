@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from codegen.compile.toolchain import decoded, kernel_store, toolchain
 from hal.spec.device import DeviceSpec
 from hal.support.atomic import staged_directory
 from hal.support.store import digest
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 
 #: Bytes of an answer that are worth keeping once more; the kernels of longer ones are kept one by one alone.
 LARGEST_ANSWER_BYTES = 32 << 20
@@ -116,15 +115,13 @@ def print_kernels(
         took: how long it took, and what of it.
         first: the folder of the first bundle.
     """
-    table = Table(box=None, pad_edge=False)
     is_single = len(operators) == 1
     tile, memory = _TILE[device.teu.lane], _MEMORY[device.teu.lane]
-    for column in ("rank" if is_single else "operator", "block tile", tile, "step"):
-        table.add_column(column, overflow="fold")
-    for column in ("grid", "threads", memory, "regs", "spill", "predicted"):
-        table.add_column(column, justify="right")
-    for column in ("bound", "verified", "found by"):
-        table.add_column(column)
+    table = new_table(
+        ("rank" if is_single else "operator", "block tile", tile, "step"),
+        ("grid", "threads", memory, "regs", "spill", "predicted"),
+        ("bound", "verified", "found by"),
+    )
     for name, rows in operators:
         for rank, cells in enumerate(rows if is_single else rows[:1], start=1):
             table.add_row(str(rank) if is_single else name, *cells)

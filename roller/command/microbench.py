@@ -203,7 +203,9 @@ def _print(
 
 def _table(measurements: Iterable[Measurement]) -> Table:
     """Every number with its spread, its sanity range and how it was measured."""
-    table = _columns(("quantity",), ("value", "spread", "plausible"), ("measured as",))
+    from hal.support.tables import new_table
+
+    table = new_table(("quantity",), ("value", "spread", "plausible"), ("measured as",))
     for each in measurements:
         bounds = [_shown(bound, each.unit) for bound in (each.low, each.high) if bound is not None]
         plausible = " to ".join(bounds) if len(bounds) == 2 else "".join(bounds)
@@ -218,7 +220,9 @@ def _table(measurements: Iterable[Measurement]) -> Table:
 
 
 def _beside_table(measured: _Gpu | _Cpu) -> Table:
-    table = _columns(("ours",), ("value",), ("NumPy, same run",), ("value", "ours / NumPy"))
+    from hal.support.tables import new_table
+
+    table = new_table(("ours",), ("value",), ("NumPy, same run",), ("value", "ours / NumPy"))
     for ours, numpy, ratio in measured.beside:
         table.add_row(
             ours.key, _shown(ours.value, ours.unit), numpy.key, _shown(numpy.value, numpy.unit), f"{ratio:.2f}"
@@ -246,7 +250,9 @@ def _compared(measured: _Gpu | _Cpu, spec: DeviceSpec | CpuDescription | None, o
 
 
 def _compare_table(rows: list[Row], name: str) -> Table:
-    table = _columns(("number",), ("measured", name, "ratio"))
+    from hal.support.tables import new_table
+
+    table = new_table(("number",), ("measured", name, "ratio"))
     for path, mine, its, unit in rows:
         table.add_row(path, _shown(mine, unit), _shown(its, unit), f"{mine / its:.2f}")
     return table
@@ -264,17 +270,6 @@ def _unit(path: str) -> str:
         if path.endswith(ending):
             return unit
     return ""
-
-
-def _columns(left: tuple[str, ...], right: tuple[str, ...], *more: tuple[str, ...]) -> Table:
-    """A table whose columns stand left and right in turn."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for index, names in enumerate((left, right, *more)):
-        for name in names:
-            table.add_column(name, justify="right" if index % 2 else "left", overflow="fold")
-    return table
 
 
 def _shown(value: float, unit: str) -> str:

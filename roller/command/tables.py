@@ -16,7 +16,7 @@ from hal.node_catalog import all_nodes
 from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 from roller.algorithms import DIRECT
 from roller.command.known import KnownOperator, print_kernels, record_json
 from roller.compile.pipeline import CompiledOperator, RankedKernel
@@ -30,11 +30,9 @@ LESS_OF_NODES = ("step µs", "joined by", "GB/s a board", "links")
 
 def device_list() -> Table:
     """All boards, one a line."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "board", "aliases"):
-        table.add_column(column, overflow="fold")
-    for column in ("units", "fp32 TFLOP/s", "16-bit TFLOP/s", "DRAM GB/s", "shared KiB", "kernels"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        ("name", "board", "aliases"), ("units", "fp32 TFLOP/s", "16-bit TFLOP/s", "DRAM GB/s", "shared KiB", "kernels")
+    )
     for device in all_devices():
         table.add_row(
             device.name,
@@ -66,12 +64,7 @@ def device_page(device: DeviceSpec) -> None:
 
 def node_list() -> Table:
     """All nodes, one a line."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("node", "boards", "links", "joined by"):
-        table.add_column(column, overflow="fold")
-    for column in ("GB/s a board", "bus GB/s", "step µs"):
-        table.add_column(column, justify="right")
-    table.add_column("network", overflow="fold")
+    table = new_table(("node", "boards", "links", "joined by"), ("GB/s a board", "bus GB/s", "step µs"), ("network",))
     for node in all_nodes():
         link, network = node.link, node.network
         joined = f"{link.topology} that reduces" if link.reduces else link.topology
@@ -96,10 +89,7 @@ def node_page(node: NodeSpec) -> None:
 
 def _numbers(title: str, rows: Sequence[tuple[str, int | float, str]]) -> Table:
     """Numbers of a spec by their key paths, with where they come from."""
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    table.add_column("field")
-    table.add_column("value", justify="right")
-    table.add_column("provenance", overflow="fold")
+    table = new_table(("field",), ("value",), ("provenance",), title=title)
     for key, value, source in rows:
         table.add_row(key, f"{value:g}" if isinstance(value, float) else str(value), source)
     return table

@@ -9,7 +9,7 @@ from roller.construct.rtile import TileSpace
 from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.bulk_copies import bulk_schedules
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import GROUP_ROWS, warp_group_schedules
+from sokoban.schedule.warp_groups import GROUP_ROWS
 
 WARP_GROUPS_POLICY = "warp groups"
 
@@ -18,7 +18,7 @@ def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) 
     """A candidate for every tile of the operator that warp groups of the device can multiply; none where they cannot.
     Padding is not held to ``epsilon``: the next smaller tile of a group is the same instruction at less."""
     roles = placed.bulk_roles
-    for schedule in (*warp_group_schedules(placed), *bulk_schedules(placed)):
+    for schedule in bulk_schedules(placed):
         assert roles is not None
         rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
         warp = {**schedule.thread_of, roles.k: roles.depth}
@@ -30,15 +30,12 @@ def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) 
             schedule,
             WARP_GROUPS_POLICY,
             epsilon,
-            (multiplied, staged, *_bulk_reasons(schedule, shape)),
+            (multiplied, staged, _copied(schedule, shape)),
             (tuple(warp.get(axis, 1) for axis in space.axes), shape),
         )
 
 
-def _bulk_reasons(schedule: TileSchedule, shape: tuple[int, ...]) -> tuple[Reason, ...]:
-    """Reasons of tiles that are copied in bulk; nothing where threads copy."""
-    if not schedule.cluster:
-        return ()
+def _copied(schedule: TileSchedule, shape: tuple[int, ...]) -> Reason:
     common = f", one operand's by halves to {schedule.cluster} blocks" if schedule.cluster > 1 else ""
     again = f"; {schedule.launched} blocks, one tile after another" if schedule.launched else ""
-    return (Reason("shared", f"tiles copied in bulk by a warp group of its own{common}{again}", shape),)
+    return Reason("shared", f"tiles copied in bulk by a warp group of its own{common}{again}", shape)

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.algorithms import ALGORITHMS, DIRECT
 from roller.construct.program import ProgramPart
 from roller.estimate.gradients import Gradient, gradients
@@ -308,16 +309,9 @@ def estimate_table(results: Sequence[OperatorEstimate], lane: str = "thread") ->
     """A line per operator; where it is several kernels or calls, a line for each below it. ``lane``: what the lanes of
     the device are."""
     library = any(result.implementation == "library" for result in results)
-    view = Table(box=None, pad_edge=False)
-    view.add_column("operator", overflow="fold")
-    view.add_column("direction")
-    view.add_column("predicted", justify="right")
-    if library:
-        view.add_column("call", justify="right")
-    view.add_column("bound")
-    view.add_column("library kernel" if library else "schedule", overflow="fold")
-    if not library:
-        view.add_column("found by")
+    times = ("predicted", "call") if library else ("predicted",)
+    texts = ("bound", "library kernel") if library else ("bound", "schedule", "found by")
+    view = new_table(("operator", "direction"), times, texts)
     for result in results:
         several = len(result.parts) > 1
         call = [time_text(result.call_seconds)] if result.call_seconds is not None else []

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.algorithms import ChainProgram, flash, flash_gradient, pair
 from roller.text.quantities import count_text, time_text
 from sokoban.kernel.form import kernel_form
@@ -200,8 +201,7 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     by_warp = table.mma & (not product.instruction.is_mma)
     in_bulk = placed.bulk_roles
     not_in_bulk = in_bulk is None or form_problem(placed.form, in_bulk) is not None
-    by_groups = np.where(table.bulk, not_in_bulk, placed.warp_group_roles is None)
-    return np.where(table.wgmma, by_groups, by_warp)
+    return np.where(table.wgmma, not_in_bulk, by_warp)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
@@ -256,12 +256,9 @@ def json_lines(scores: Scores) -> bytes:
 
 def score_table(scores: Scores, limit: int) -> Table:
     """The first ``limit`` schedules: time, its stages, and what limits the occupancy."""
-    view = Table(box=None, pad_edge=False)
-    for column in ("schedule", "predicted", *(stage.replace("_", " ") for stage in scores.stages)):
-        view.add_column(column, justify="right")
-    for column in ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves"):
-        view.add_column(column, justify="right")
-    view.add_column("bound", overflow="fold")
+    stages = [stage.replace("_", " ") for stage in scores.stages]
+    limits = ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves")
+    view = new_table((), ("schedule", "predicted", *stages, *limits), ("bound",))
     for position, each in enumerate(scores.rows(0, limit), start=1):
         estimate = each.estimate
         resources = (str(estimate.registers), str(estimate.shared_bytes))

@@ -190,7 +190,10 @@ def print_profiles(results: list[OperatorProfile]) -> None:
 
 
 def _kernels_table(result: OperatorProfile) -> Any:
-    table = _table(("rank", "was", "measured", "spread", "predicted", "off by"), ("error", "loaded", "kernel"))
+    from hal.support.tables import new_table
+
+    numbers = ("was", "measured", "spread", "predicted", "off by")
+    table = new_table(("rank",), numbers, ("error", "loaded", "kernel"))
     for rank, kernel in enumerate(result.kernels, start=1):
         m = kernel.measurement
         table.add_row(
@@ -208,9 +211,10 @@ def _kernels_table(result: OperatorProfile) -> Any:
 
 
 def _operators_table(results: Iterable[OperatorProfile]) -> Any:
-    table = _table(
-        ("operator", "best was", "measured", "spread", "predicted", "off by", "rank 1 took", "struck out"), ()
-    )
+    from hal.support.tables import new_table
+
+    numbers = ("best was", "measured", "spread", "predicted", "off by", "rank 1 took", "struck out")
+    table = new_table(("operator",), numbers)
     for result in results:
         struck = sum(bool(kernel.measurement.struck_out) for kernel in result.kernels)
         first = next((k.measurement.seconds for k in result.kernels if k.entry.predicted_rank == 1), None)
@@ -225,17 +229,6 @@ def _operators_table(results: Iterable[OperatorProfile]) -> Any:
             _microseconds(first),
             str(struck),
         )
-    return table
-
-
-def _table(numbers: Iterable[str], texts: Iterable[str]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for position, column in enumerate(numbers):
-        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
-    for column in texts:
-        table.add_column(column, overflow="fold")
     return table
 
 

@@ -26,10 +26,10 @@ from sokoban.language.expression import FLOAT8_DTYPES
 #: Compute capability with instructions of warp groups (``wgmma``): they are in none before, and in none after.
 WARP_GROUP_CAPABILITY = (9, 0)
 
-#: Element types that warp groups multiply whoever copies them, and those that they multiply of tiles copied in bulk.
-#: Rows of operands come in pieces of so many bytes.
-WARP_GROUP_DTYPES = ("float16", "bfloat16")
-BULK_DTYPES = (*WARP_GROUP_DTYPES, *FLOAT8_DTYPES, "int8", "tfloat32")
+#: Element types that warp groups multiply: those whose operands may be turned, and all. Rows of operands come in pieces
+#: of so many bytes.
+TURNED_DTYPES = ("float16", "bfloat16")
+BULK_DTYPES = (*TURNED_DTYPES, *FLOAT8_DTYPES, "int8", "tfloat32")
 WARP_GROUP_PIECE_BYTES = 16
 
 
@@ -99,15 +99,6 @@ class PlacedForm:
         return None if self.product is None else self.device.matrix_instruction(self.product.roles.dtype)
 
     @cached_property
-    def warp_group_roles(self) -> MatrixRoles | None:
-        """The roles of the axes where warp groups of the device can multiply what threads copy; None where they cannot.
-
-        They copy both operands by 16 bytes at a time, which every row has to consist of.
-        """
-        roles = self.bulk_roles
-        return roles if roles is not None and roles.dtype in WARP_GROUP_DTYPES else None
-
-    @cached_property
     def bulk_roles(self) -> MatrixRoles | None:
         """The roles of the axes where warp groups of the device can multiply what is copied in bulk, as far as element
         types and rows go; None where they cannot. Elements of other than 16 bits have to lie along the depth in both
@@ -117,7 +108,7 @@ class PlacedForm:
             return None
         if roles is None or roles.dtype not in BULK_DTYPES or self.warp_group_rates is None:
             return None
-        if roles.dtype not in WARP_GROUP_DTYPES and (roles.is_turned(roles.a) or roles.is_turned(roles.b)):
+        if roles.dtype not in TURNED_DTYPES and (roles.is_turned(roles.a) or roles.is_turned(roles.b)):
             return None
         tensors = [self.form.expr.tensor_by_name[load.tensor] for load in (roles.a, roles.b)]
         rows_bytes = [tensor.shape[-1] * tensor.element_bytes for tensor in tensors]

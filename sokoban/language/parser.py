@@ -279,18 +279,24 @@ def _check_loads(statement: Statement, sizes: Mapping[str, int], shapes: Mapping
 def _stored_pads(value: Value, dtypes: Mapping[str, str]) -> Value:
     """A value whose pads are elements of their tensors: rounded to a narrow float, whole among integers.
 
-    Infinities stay: kernels take the largest number for them.
+    Infinities stay among floats, where kernels take the largest number for them; an integer's infinity is its own
+    largest or least number.
     """
     replacements: dict[Value, Value] = {}
     for load in loads(value):
         dtype = dtypes[load.tensor]
-        if load.pad is None or not math.isfinite(load.pad) or dtype in ("float32", "float64"):
+        if load.pad is None or dtype in ("float32", "float64"):
             continue
         if dtype in INTEGER_DTYPES:
             most = 2 ** (7 if dtype == "int8" else 31)
+            if math.isinf(load.pad):
+                replacements[load] = replace(load, pad=float(most - 1 if load.pad > 0 else -most))
+                continue
             if not float(load.pad).is_integer() or not -most <= load.pad < most:
                 problem = f"{load.pad:g} pads {load.tensor}, whose elements are {dtype}"
                 raise InputError("expr", problem, f"pad by a whole number of {dtype}")
+            continue
+        if not math.isfinite(load.pad):
             continue
         rounded = float(round_to_dtype(np.asarray(load.pad), dtype))
         if rounded != load.pad:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
@@ -23,9 +23,10 @@ TWIN_LANES = 8
 FRAGMENT_LANES = 4
 #: Rows of a fragment of ``mma.sync``, its depth, and bytes that one lane copies at a time.
 FRAGMENT_ROWS, FRAGMENT_DEPTH, PIECE_BYTES = 16, 16, 16
+_R = TypeVar("_R", bound="RowTiles")
+
 #: Pieces of a row of a panel, in which warp groups read a tile.
 PANEL_PIECES = PANEL_BYTES // PIECE_BYTES
-
 
 #: Buffers of keys and values that warp groups walk, and most that any kernel has.
 GROUP_STAGES = (2, 3, 4)
@@ -34,29 +35,65 @@ MOST_STAGES = max(GROUP_STAGES)
 BARRIERS_BYTES = 32
 
 
+@dataclass(frozen=True, kw_only=True)
 class RowTiles(KernelSchedule):
-    """Common part of schedules of attention, its gradients and pairs of products: blocks of rows, which lanes
-    share.
+    """Common part of schedules of attention, its gradients and pairs of products: blocks of rows, which lanes share,
+    and which walk rows or columns of another tensor.
 
     Attributes:
         rows: of a block.
-        warps: of a block; each has as many rows as any other.
-        lanes: threads that share a row.
+        warps: warps of a block that multiply; each has as many rows as any other, and all of a step.
+        stages: buffers of what is walked: with one, its parts arrive in turns; with more, whole steps arrive during the
+            one before them.
         instruction: what multiplies.
+        lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
     """
 
-    #: Name of what a step walks, as tables and manifests have it.
+    #: What a step walks, as tables and manifests call it; its field; and as texts call it.
     WALKED: ClassVar[str]
+    STEP: ClassVar[str] = "step"
+    NOUN: ClassVar[str] = ""
+    #: The option of matrix instructions, its value for multiply-adds, and what texts say of any other.
+    OPTION: ClassVar[tuple[str, Any, str]]
 
     rows: int
     warps: int
-    lanes: int
+    stages: int
     instruction: Instruction
+    lanes: int = FRAGMENT_LANES
 
     @property
     def walked(self) -> int:
         """Rows or columns that a step walks."""
-        raise TypeError(f"{type(self).__name__} walks nothing")
+        return int(getattr(self, self.STEP))
+
+    def scalar_twin(self: _R, problem: Any) -> _R:
+        """The schedule with multiply-adds in place of matrix instructions."""
+        if self.instruction is Instruction.FMA:
+            return self
+        option, without, _ = self.OPTION
+        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, **{option: without})
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule."""
+        option = self.OPTION[0]
+        return {
+            "rows": self.rows, self.STEP: self.walked, "warps": self.warps, "stages": self.stages,
+            option: getattr(self, option), "instruction": str(self.instruction), "lanes": self.lanes,
+            "threads": self.threads,
+        }  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        """In words: ``64 rows by 64 keys, 4 warps, 2 stages, queries held``."""
+        warps = "1 warp" if self.warps == 1 else f"{self.warps} warps"
+        text = f"{self.rows} rows by {self.walked}{self.NOUN}, {warps}"
+        if self.instruction is Instruction.FMA:
+            return f"{text}, {self.lanes} threads a row"
+        groups = " by warp groups" if self.instruction.is_by_groups else ""
+        stages = "1 stage" if self.stages == 1 else f"{self.stages} stages"
+        option, without, words = self.OPTION
+        return f"{text}{groups}, {stages}" + (words if getattr(self, option) != without else "")
 
     def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
         """Tiles at each memory layer of a device, by axis."""
@@ -90,37 +127,17 @@ class AttentionSchedule(RowTiles):
     """Schedule of attention: a block holds ``rows`` rows of queries and walks the keys, ``keys`` at a step.
 
     Attributes:
-        rows: queries of a block, of all heads of a group.
-        keys: keys of a step.
-        warps: warps of a block that multiply; each has as many rows as any other, and all keys of a step. Groups of
-            them have one more group, which copies.
-        stages: buffers of keys and values: with one, keys arrive while values are used and the other way round; with
-            more, whole steps arrive during the one before them.
+        keys: keys of a step. Groups of warps have one more group, which copies.
         held: whether the queries stay in registers between steps; they are read from shared memory again otherwise.
-        instruction: what multiplies.
-        lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
     """
 
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    held: bool
-    instruction: Instruction
-    lanes: int = FRAGMENT_LANES
-
     WALKED = "key"
+    STEP = "keys"
+    NOUN = " keys"
+    OPTION = ("held", False, ", queries held")
 
-    @property
-    def walked(self) -> int:
-        """Keys of a step."""
-        return self.keys
-
-    def scalar_twin(self, problem: Any) -> AttentionSchedule:
-        """The schedule with multiply-adds in place of matrix instructions."""
-        if self.instruction is Instruction.FMA:
-            return self
-        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, held=False)
+    keys: int
+    held: bool
 
     def pitch_bytes(self, width: int, dtype: str) -> int:
         """Bytes that a row of a staged tile takes: whole panels where warp groups read it."""
@@ -136,13 +153,6 @@ class AttentionSchedule(RowTiles):
     def blocks(self, kernel: AttentionKernel) -> int:
         """Blocks of the launch."""
         return self.row_blocks(kernel) * kernel.problems * kernel.slices
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form of the schedule."""
-        return {
-            "rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages, "held": self.held,
-            "instruction": str(self.instruction), "lanes": self.lanes, "threads": self.threads,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from sokoban.schedule.attention import (
     LANES,
     MOST_STAGES,
     AttentionSchedule,
+    RowTiles,
 )
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.columns import MAX_COUNT, decoder_message
@@ -75,6 +76,7 @@ class _Pair(_Common, frozen=True, kw_only=True):
 
 
 _Kind = TypeVar("_Kind", bound=_Common)
+_Rows = TypeVar("_Rows", bound=RowTiles)
 #: What contradicts itself: the field, the problem, a remedy.
 _Problem = tuple[str, str, str]
 
@@ -134,11 +136,7 @@ def _attention(text: _Attention, place: str) -> SlicedSchedule:
     tiles = _Tiles(text, "keys", text.keys, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
     _refuse(tiles.problems(), place)
     _refuse(_only_by_mma(text.held, instruction, "queries"), place)
-    schedule = AttentionSchedule(
-        rows=text.rows, keys=text.keys, warps=text.warps, stages=text.stages or stages[0], held=text.held,
-        instruction=instruction, lanes=text.row_lanes,
-    )  # fmt: skip
-    return SlicedSchedule(schedule, text.slices)
+    return SlicedSchedule(_schedule(AttentionSchedule, text, stages), text.slices)
 
 
 def _gradient(text: _Gradient, place: str) -> GradientSchedule:
@@ -150,10 +148,7 @@ def _gradient(text: _Gradient, place: str) -> GradientSchedule:
     if text.step > text.warps * LANES:
         problem = f"{text.step} rows, but {text.warps * LANES} threads that fetch a row's numbers each"
         raise InputError(f"{place}.step", problem, f"use {text.warps * LANES} at most")
-    return GradientSchedule(
-        rows=text.rows, step=text.step, warps=text.warps, stages=text.stages or stages[0], shares=text.shares,
-        instruction=text.instruction, lanes=text.row_lanes,
-    )  # fmt: skip
+    return _schedule(GradientSchedule, text, stages)
 
 
 def _pair(text: _Pair, place: str) -> PairSchedule:
@@ -161,9 +156,15 @@ def _pair(text: _Pair, place: str) -> PairSchedule:
     tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16), stages)
     _refuse(tiles.problems(), place)
     _refuse(_only_by_mma(text.held, text.instruction, "rows"), place)
-    return PairSchedule(
-        rows=text.rows, step=text.step, warps=text.warps, stages=text.stages or stages[0], held=text.held,
-        instruction=text.instruction, lanes=text.row_lanes,
+    return _schedule(PairSchedule, text, stages)
+
+
+def _schedule(kind: type[_Rows], text: _Common, stages: tuple[int, ...]) -> _Rows:
+    """The schedule of a kind, with the fewest stages where the text leaves them out."""
+    fields = {name: getattr(text, name) for name in (kind.STEP, kind.OPTION[0])}
+    return kind(
+        rows=text.rows, warps=text.warps, stages=text.stages or stages[0], instruction=text.instruction,
+        lanes=text.row_lanes, **fields,
     )  # fmt: skip
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import FRAGMENT_LANES, PIECE_BYTES, TWIN_LANES, RowTiles, padded, pitch_bytes
+from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded, pitch_bytes
 
 #: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
@@ -21,46 +20,19 @@ class GradientSchedule(RowTiles):
     """Schedule of attention's gradient: a block holds ``rows`` rows of its own and walks others, ``step`` at a time.
 
     Attributes:
-        rows: a block's own rows: queries of all heads of a group, or keys.
         step: rows of the other side at a step.
-        warps: warps of a block; each has as many rows as any other, and all of a step.
-        stages: buffers of what is walked: with two, a step arrives during the one before it.
         shares: blocks that divide the results of the same rows: with two, one makes dK and the other dV.
-        instruction: what multiplies.
-        lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
     """
 
-    rows: int
-    step: int
-    warps: int
-    stages: int
-    instruction: Instruction
-    shares: int = 1
-    lanes: int = FRAGMENT_LANES
-
     WALKED = "walked"
+    OPTION = ("shares", 1, ", dK and dV by different blocks")
 
-    @property
-    def walked(self) -> int:
-        """Rows of the other side at a step."""
-        return self.step
-
-    def scalar_twin(self, problem: Any) -> GradientSchedule:
-        """The schedule with multiply-adds in place of matrix instructions."""
-        if self.instruction is Instruction.FMA:
-            return self
-        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, shares=1)
+    step: int
+    shares: int = 1
 
     def blocks(self, kernel: AttentionGradientKernel) -> int:
         """Blocks of the launch."""
         return self.row_blocks(kernel) * kernel.problems * self.shares
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form of the schedule."""
-        return {
-            "rows": self.rows, "step": self.step, "warps": self.warps, "stages": self.stages, "shares": self.shares,
-            "instruction": str(self.instruction), "lanes": self.lanes, "threads": self.threads,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

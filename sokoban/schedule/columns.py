@@ -319,10 +319,12 @@ class ScheduleReader:
             lambda i: InputError("cluster", "warp groups alone multiply tiles that are copied in bulk", remedy),
         )
         self._complain(
+            (cluster == 0) & by_groups,
+            lambda i: InputError("cluster", "warp groups multiply tiles that are copied in bulk", _CLUSTERS),
+        )
+        self._complain(
             ~np.isin(cluster, (0, *CLUSTERS)),
-            lambda i: InputError(
-                "cluster", f"{cluster[i]} blocks", f"give {', '.join(map(str, CLUSTERS))} or leave it out"
-            ),
+            lambda i: InputError("cluster", f"{cluster[i]} blocks", f"{_CLUSTERS} or leave it out"),
         )
         self._complain(
             (launched % np.maximum(1, cluster) != 0) | ((launched > 0) & (cluster == 0)),
@@ -396,6 +398,9 @@ def decoder_message(error: BaseException) -> str:
 
 
 #: What a decoder calls the types of JSON, and what we do.
+#: What to do about a number of blocks that share tiles.
+_CLUSTERS = f"give {', '.join(map(str, CLUSTERS))}"
+
 _TYPES = {
     "int": "an integer", "float": "a number with a fraction", "str": "a string", "bool": "a boolean", "null": "null",
     "object": "an object", "object | null": "an object", "array": "a list", "array | null": "a list of tensors",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
-from sokoban.schedule.attention import FRAGMENT_LANES, TWIN_LANES, RowTiles, SharedFloats, padded, pitch_bytes
+from sokoban.schedule.attention import RowTiles, SharedFloats, padded, pitch_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,47 +14,20 @@ class PairSchedule(RowTiles):
     """Schedule of a pair of products: a block holds ``rows`` rows of X and walks the columns of H, ``step`` at a time.
 
     Attributes:
-        rows: rows of a block, of X, H and the result.
         step: columns of H at a step.
-        warps: warps of a block; each has as many rows as any other, and all of a step.
-        stages: buffers of A and B: with one, A arrives while B is used and the other way round; with two, a whole step
-            arrives during the one before it.
         held: whether a warp's rows of X stay in registers between steps; they are read from shared memory otherwise.
-        instruction: what multiplies.
-        lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
     """
 
-    rows: int
-    step: int
-    warps: int
-    stages: int
-    held: bool
-    instruction: Instruction
-    lanes: int = FRAGMENT_LANES
-
     WALKED = "middle"
+    NOUN = " columns"
+    OPTION = ("held", False, ", rows held")
 
-    @property
-    def walked(self) -> int:
-        """Columns of H at a step."""
-        return self.step
-
-    def scalar_twin(self, problem: Any) -> PairSchedule:
-        """The schedule with multiply-adds in place of matrix instructions."""
-        if self.instruction is Instruction.FMA:
-            return self
-        return replace(self, instruction=Instruction.FMA, lanes=TWIN_LANES, stages=1, held=False)
+    step: int
+    held: bool
 
     def blocks(self, kernel: ProductPair) -> int:
         """Blocks of the launch."""
         return self.row_blocks(kernel) * kernel.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form of the schedule."""
-        return {
-            "rows": self.rows, "step": self.step, "warps": self.warps, "stages": self.stages, "held": self.held,
-            "instruction": str(self.instruction), "lanes": self.lanes, "threads": self.threads,
-        }  # fmt: skip
 
 
 def pair_floats(kernel: ProductPair, schedule: PairSchedule) -> SharedFloats:

@@ -1,27 +1,23 @@
-"""Tiles for warp groups: which matrix products of 16-bit floats ``wgmma`` of sm_90a takes, and in which tiles.
+"""Tiles for warp groups, whose products are ``wgmma`` of sm_90a, and programs by ``mma.sync`` to fall back on.
 
 Four warps, a group, multiply 64 rows by up to 256 columns together, and read both operands from shared memory. A block
-is a column of groups over the same columns; each keeps its 64 rows of sums in registers. That leaves so few tiles that
-all of them are proposed, by construction as by the search.
-
-Both operands are copied by 16 bytes at a time: rows of a tensor that do not allow it are left to ``mma.sync``.
+is a column of groups over the same columns; each keeps its 64 rows of sums in registers. Which tiles there are is
+:mod:`sokoban.schedule.bulk_copies`'s: operands are copied in bulk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import MATRIX_TYPES, MatrixRoles
-from sokoban.kernel.placed import PlacedForm
-from sokoban.schedule.accesses import VECTOR_BYTES, fetch_vector
 from sokoban.schedule.tile import TileSchedule
 
 _T = TypeVar("_T")
 
-#: Bytes of an element of the types that warp groups multiply whoever copies them.
+#: Bytes of an element of the types whose operands may be turned.
 ELEMENT_BYTES = 2
 
 #: Rows that a group multiplies, and rows of each of its four warps.
@@ -29,37 +25,8 @@ GROUP_ROWS, WARP_ROWS = 64, 16
 #: Registers of a thread that multiplies and of one that copies, by warp groups that multiply: ``setmaxnreg`` moves them
 #: from where all threads have as many. One group has enough without.
 MOVED_REGISTERS = {2: (232, 40), 3: (160, 32)}
-#: Columns of a group's tile that are proposed.
-WIDTHS = (64, 128, 192, 256)
-
-#: Groups of a block that are proposed: with four, a thread of the widest tile has no registers besides its sums.
-GROUPS = (1, 2, 3, 4)
-
 #: Bytes of a panel's row: tiles lie in panels as wide as the widest swizzle of the instruction. A step is as deep.
 PANEL_BYTES = 128
-
-#: Buffers of a pipeline: products of a step and of the one before it occupy two, which leaves one to six for copies.
-STAGES = (3, 4, 5, 6)
-LEAST_STAGES, MOST_STAGES = 3, 8
-
-
-def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
-    """True if both operands are copied by 16 bytes."""
-    return all(fetch_vector(form, schedule, load) == VECTOR_BYTES // ELEMENT_BYTES for load in form.body_loads)
-
-
-def warp_group_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
-    """Every tile and pipeline for the operator, but for larger tiles than the smallest of which more than half would be
-    padding; none where warp groups cannot multiply it. Whether they fit the device is left to the estimate."""
-    form, roles = placed.form, placed.warp_group_roles
-    if roles is None:
-        return
-    for rows in (GROUP_ROWS * groups for groups in GROUPS):
-        for width in WIDTHS:
-            most_rows = max(GROUP_ROWS, 2 * form.sizes[roles.m])
-            most_columns = max(WIDTHS[0], 2 * form.sizes[roles.n])
-            if rows <= most_rows and width <= most_columns:
-                yield from (group_schedule(form, roles, rows, width, stages) for stages in STAGES)
 
 
 def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], Instruction | None]) -> list[_T]:

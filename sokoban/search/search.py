@@ -26,7 +26,7 @@ from sokoban.schedule.bulk_copies import bulk_schedules
 from sokoban.schedule.pipelines import fetched_ahead, with_layouts
 from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
+from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.bands import in_bands
 from sokoban.search.columns import UNROLL, schedule_at, shared_table, tile_table
 from sokoban.search.padding import bank_padding
@@ -145,7 +145,7 @@ def _tables(placed: PlacedForm) -> Iterator[tuple[ScheduleTable, int]]:
     if form.is_tile:
         for family in families(placed):
             yield _screened(placed, family)
-        groups = [*warp_group_schedules(placed), *bulk_schedules(placed)]
+        groups = list(bulk_schedules(placed))
         if groups:
             yield ScheduleTable.of(form, groups), len(groups)
 

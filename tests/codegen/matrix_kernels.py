@@ -50,14 +50,9 @@ def schedule_of(
 def wgmma_schedule_of(
     form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any
 ) -> TileSchedule:
-    given = {"step": 64, "padding": 0, "instruction": Instruction.WGMMA, "stages": stages, "vector": (), **changes}
-    return schedule_of(form, (rows, width), (16, width), **given)
-
-
-def bulk_schedule_of(
-    form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any
-) -> TileSchedule:
-    return wgmma_schedule_of(form, rows, width, stages, **{"cluster": 1, **changes})
+    """A schedule of tiles that a warp group copies in bulk."""
+    given = {"step": 64, "padding": 0, "instruction": Instruction.WGMMA, "stages": stages, "vector": (), "cluster": 1}
+    return schedule_of(form, (rows, width), (16, width), **{**given, **changes})
 
 
 def source_of(form: KernelForm, lowered: Lowered, architecture: str = "sm_80") -> str:

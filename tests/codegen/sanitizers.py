@@ -81,7 +81,7 @@ def run(program: Path, *arguments: Path) -> Outcome:
     """The program, run to its end; a sanitizer ends it at the first fault."""
     environment = {**os.environ, "ASAN_OPTIONS": "redzone=256:detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
     command = [*_in_place(), program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
     return Outcome(done.returncode, done.stderr)
 
 

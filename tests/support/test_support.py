@@ -52,13 +52,14 @@ def test_without_tools_what_asks_for_them_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_test_has_to_be_marked(tmp_path: Path) -> None:
+def test_a_long_test_that_is_not_marked_is_named(tmp_path: Path) -> None:
     busy = BUSY.format(seconds=0.5)
     text = f"def test_it():\n    subprocess.run([sys.executable, '-c', {busy!r}])\n"
     text = f"import pytest, subprocess, sys\n{text}@pytest.mark.slow\n{text.replace('it', 'that')}"
     said = outcome(tmp_path, text, "--longest=0.02")
-    assert "1 failed, 1 passed" in said and "make it faster than 0.02 s, or mark it slow" in said
-    assert "2 passed" in outcome(tmp_path, text)
+    assert "2 passed" in said
+    assert "test_it.py::test_it took " in said and "make it faster than 0.02 s, or mark it slow" in said
+    assert "test_that took" not in said and " took " not in outcome(tmp_path, text)
 
 
 def test_seconds_of_children_count_while_they_live_and_when_they_have_ended() -> None:

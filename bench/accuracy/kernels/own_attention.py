@@ -19,7 +19,9 @@ from msgspec import convert
 from rich.table import Table
 
 from bench.accuracy.library.tensor_core_rows import KINDS, read_calls
+from bench.pictures import new_figure, save
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 from roller.estimate.operators import Item, estimate_items
 from roller.library.attention.times import AttentionSizes, attention_seconds
 from roller.library.parts import attention
@@ -104,20 +106,13 @@ def _writing_seconds(rows: Sequence[Mapping[str, Any]], device: DeviceSpec) -> n
 def table(data: Path, out: Path) -> Iterable[Table]:
     """The comparison, and its picture in ``out``."""
     comparisons = compare(data)
-    view = Table(title="Attention in bfloat16 from 1,024 tokens", title_justify="left", box=None)
-    names = [
-        "board",
-        "rows",
-        "kind",
-        "ours by measured",
-        "10 to 90 %",
-        "asked",
-        "alone",
-        "by the library's model",
-        "gain",
-    ]
-    for column in [*names, "asked "]:
-        view.add_column(column, justify="left" if column in ("board", "kind") else "right")
+    view = new_table(
+        ("board",),
+        ("rows",),
+        ("kind",),
+        ("ours by measured", "10 to 90 %", "asked", "alone", "by the library's model", "gain", "asked "),
+        title="Attention in bfloat16 from 1,024 tokens",
+    )
     for each in comparisons:
         low, high = np.percentile(each.measured, [10, 90])
         numbers = [each.measured.size, f"{_mean(each.measured):.2f}", f"{low:.2f} to {high:.2f}"]
@@ -134,12 +129,8 @@ def _mean(ratios: np.ndarray[Any, np.dtype[np.float64]]) -> float:
 
 
 def _picture(comparisons: list[Compared], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure = new_figure(6.4, 3.2)
+    axes = figure.subplots()
     for each in comparisons:
         if each.kind != "all":
             ordered = np.sort(each.measured)
@@ -153,6 +144,4 @@ def _picture(comparisons: list[Compared], path: Path) -> None:
     axes.set_yticks([0.25, 0.5, 0.8, 1.0, 1.25, 2.0], ["0.25", "0.5", "0.8", "1", "1.25", "2"])
     axes.minorticks_off()
     axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, path)

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from bench.pictures import new_figure, save
 from hal.catalog import load_device
+from hal.support.tables import new_table
 from roller.estimate.operators import Item, estimate_items
 
 #: Boards of the data and our names for them; sides of the products.
@@ -97,21 +99,14 @@ def _measured(sizes: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def table(data: Path, out: Path) -> Iterable[Table]:
     """The comparison in TFLOP/s, and its picture in ``out``."""
     comparisons = compare(data)
-    view = Table(title="Large products in bfloat16, TFLOP/s", title_justify="left", box=None)
-    for column in (
-        "board",
-        "cubed",
-        "measured",
-        "rows",
-        "library",
-        "tile",
-        "error",
-        "asked",
-        "ours",
-        "block",
-        "waits for",
-    ):
-        view.add_column(column, justify="left" if column in ("board", "tile", "block", "waits for") else "right")
+    view = new_table(
+        ("board",),
+        ("cubed", "measured", "rows", "library"),
+        ("tile",),
+        ("error", "asked", "ours"),
+        ("block", "waits for"),
+        title="Large products in bfloat16, TFLOP/s",
+    )
     for each in comparisons:
         view.add_row(
             each.board, str(each.side), f"{each.measured / 1e12:.0f}", str(each.rows), f"{each.library / 1e12:.0f}",
@@ -123,12 +118,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 
 def _picture(comparisons: list[Comparison], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure = new_figure(6.4, 3.2)
+    axes = figure.subplots()
     places = np.arange(len(comparisons))
     bars = (
         ("measured library", [each.measured for each in comparisons]),
@@ -140,6 +131,4 @@ def _picture(comparisons: list[Comparison], path: Path) -> None:
     axes.set_xticks(places, [f"{each.board.partition('_')[0].upper()}\n{each.side} cubed" for each in comparisons])
     axes.set_ylabel("TFLOP/s, bfloat16")
     axes.legend(frameon=False, loc="upper left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, path)

@@ -20,6 +20,7 @@ from rich.table import Table
 from bench.pictures import new_figure, save
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 from roller.programs import find_programs
 from roller.text.quantities import si_text, time_text
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -122,16 +123,15 @@ def chart(rows: Sequence[tuple[Product, float]], path: Path, title: str) -> None
     panel.set(xlabel="predicted over measured time", ylim=(len(rows) - 0.4, -0.6))
     panel.grid(axis="x", alpha=0.25)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
 
 
 def _table(title: str, rows: Sequence[tuple[Product, float]], last: str) -> Table:
-    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column in ("device", "kernel", "type", "m x n x k"):
-        view.add_column(column)
-    for column in ("measured", "predicted", "rate measured", "rate predicted", last):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("device", "kernel", "type", "m x n x k"),
+        ("measured", "predicted", "rate measured", "rate predicted", last),
+        title=title,
+    )
     for row, ratio in rows:
         view.add_row(
             row.device.name,

@@ -13,8 +13,10 @@ from rich.table import Table
 
 from bench.accuracy.data import data_directory
 from bench.accuracy.kernels.ansor import FLAT, TILED, Log, load_logs
+from bench.pictures import draw_equality, new_figure, save
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import Floats
@@ -116,11 +118,11 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def tiled_table(scores: Sequence[Score]) -> Table:
     """A row per operator, means per kind and over all."""
-    view = Table(box=None, pad_edge=False, title="Tiled programs on a V100", title_justify="left")
-    for column in ("operator", "kind"):
-        view.add_column(column)
-    for column in ("programs", "first choice", "best of ten", "median error", "rank correlation"):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("operator", "kind"),
+        ("programs", "first choice", "best of ten", "median error", "rank correlation"),
+        title="Tiled programs on a V100",
+    )
     kinds = list(dict.fromkeys(score.kind for score in scores))
     for kind in kinds:
         mine = [score for score in scores if score.kind == kind]
@@ -136,10 +138,11 @@ def tiled_table(scores: Sequence[Score]) -> Table:
 
 def flat_table(scores: Sequence[Score]) -> Table:
     """A row per kind."""
-    view = Table(box=None, pad_edge=False, title="Flat programs on a V100", title_justify="left")
-    view.add_column("kind")
-    for column in ("operators", "programs", "first choice", "best of ten", "median error", "rank correlation"):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("kind",),
+        ("operators", "programs", "first choice", "best of ten", "median error", "rank correlation"),
+        title="Flat programs on a V100",
+    )
     for kind in dict.fromkeys(score.kind for score in scores):
         mine = [score for score in scores if score.kind == kind]
         errors = np.concatenate([np.abs(s.predicted - s.measured) / s.measured for s in mine])
@@ -161,18 +164,18 @@ def _figures(scores: Sequence[Score]) -> tuple[str, str, str, str]:
 
 def scatter(scores: Sequence[Score], path: Path, title: str) -> None:
     """Predicted over measured times, a panel per kind, as a PNG."""
-    from matplotlib.figure import Figure
-
     kinds = list(dict.fromkeys(score.kind for score in scores))
     columns = min(3, len(kinds))
     rows = -(-len(kinds) // columns)
-    figure = Figure(figsize=(4.6 * columns, 4.5 * rows + 0.4))
-    figure.set_layout_engine("constrained", h_pad=0.12)
+    figure = new_figure(4.6 * columns, 4.5 * rows + 0.4)
     axes: list[Any] = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     for panel, kind in zip(axes, kinds, strict=False):
         mine = [score for score in scores if score.kind == kind]
         measured, predicted = (np.concatenate([getattr(s, name) for s in mine]) for name in ("measured", "predicted"))
-        _panel(panel, 1e3 * measured, 1e3 * predicted)
+        runs = np.isfinite(predicted)
+        panel.plot(1e3 * measured[runs], 1e3 * predicted[runs], ".", markersize=3, alpha=0.35, rasterized=True)
+        draw_equality(panel, (1e3 * np.concatenate([measured, predicted[runs]])).tolist())
+        panel.set_xlabel("measured, ms")
         panel.set_title(f"{kind}: {len(mine)} operators, {len(measured)} programs", fontsize=11)
     for panel in axes[len(kinds) :]:
         panel.set_visible(False)
@@ -180,19 +183,4 @@ def scatter(scores: Sequence[Score], path: Path, title: str) -> None:
         axes[row * columns].set_ylabel("predicted, ms")
     axes[0].legend(loc="upper left", fontsize=9, frameon=False)
     figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-
-
-def _panel(panel: Any, measured: Floats, predicted: Floats) -> None:
-    """Times in milliseconds, the same range both ways, with the lines of equality and of a factor of two."""
-    runs = np.isfinite(predicted)
-    everything = np.concatenate([measured, predicted[runs]])
-    # Whole decades: ticks in between would be unreadable.
-    ends = 10 ** np.floor(np.log10(everything.min())), 10 ** np.ceil(np.log10(everything.max()))
-    panel.loglog(measured[runs], predicted[runs], ".", markersize=3, alpha=0.35, rasterized=True)
-    panel.loglog(ends, ends, color="black", linewidth=1, label="predicted = measured")
-    panel.loglog(ends, [2 * x for x in ends], color="grey", linewidth=0.8, linestyle="--", label="a factor of two")
-    panel.loglog(ends, [x / 2 for x in ends], color="grey", linewidth=0.8, linestyle="--")
-    panel.set(xlim=ends, ylim=ends, xlabel="measured, ms", aspect="equal")
-    panel.grid(alpha=0.25)
+    save(figure, path)

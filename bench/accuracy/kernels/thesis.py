@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from bench.pictures import draw_equality, new_figure, save
 from bench.suites import suite_path
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.construct.program import RProgram
 from roller.programs import SEARCH_POLICY, find_programs
 from roller.text.quantities import si_text, sizes_text
@@ -123,13 +125,12 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def operator_table(rows: Sequence[Row]) -> Table:
     """A row per operator, times in milliseconds."""
-    view = _table("The thesis's operators, predicted on a V100, against measurements, in ms")
-    for column in ("operator", "kind"):
-        view.add_column(column)
-    for column in ("construction", "with search", "Roller", "rerun", "library", "ours/Roller", "ours/rerun"):
-        view.add_column(column, justify="right")
-    for column in ("against Roller", "bound", "found by"):
-        view.add_column(column)
+    view = new_table(
+        ("operator", "kind"),
+        ("construction", "with search", "Roller", "rerun", "library", "ours/Roller", "ours/rerun"),
+        ("against Roller", "bound", "found by"),
+        title="The thesis's operators, predicted on a V100, against measurements, in ms",
+    )
     main, rerun, library = "roller_top10_ms", "rerun_roller_top10_ms", "cudalib_ms"
     for row in rows:
         view.add_row(
@@ -148,11 +149,8 @@ def operator_table(rows: Sequence[Row]) -> Table:
 
 def summary_table(rows: Sequence[Row]) -> Table:
     """Wins, ties, losses and the geometric mean of predicted over measured, against each reference and by kind."""
-    view = _table(f"Predicted against measured: win below {WIN}, lose above {LOSE}")
-    for column in ("against", "kind"):
-        view.add_column(column)
-    for column in ("operators", "win", "tie", "lose", "mean ratio"):
-        view.add_column(column, justify="right")
+    title = f"Predicted against measured: win below {WIN}, lose above {LOSE}"
+    view = new_table(("against", "kind"), ("operators", "win", "tie", "lose", "mean ratio"), title=title)
     for reference, title in REFERENCES.items():
         for kind in (*dict.fromkeys(row.kind for row in rows), "all"):
             mine = [row for row in rows if kind in (row.kind, "all") and reference in row.measured]
@@ -169,9 +167,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
 def worst_table(rows: Sequence[Row], device: DeviceSpec) -> Table:
     """The operators furthest behind Roller's measured time, with what limits them by the model."""
     reference = "roller_top10_ms"
-    view = _table("Furthest behind Roller's best of ten")
-    for column in ("operator", "ours/Roller", "reason"):
-        view.add_column(column, justify="right" if "/" in column else "left", overflow="fold")
+    view = new_table(("operator",), ("ours/Roller",), ("reason",), title="Furthest behind Roller's best of ten")
     measured = [row for row in rows if reference in row.measured]
     for row in sorted(measured, key=lambda row: -row.ratio(reference))[:WORST]:
         view.add_row(row.name, f"{row.ratio(reference):.2f}", reason(row, device, row.measured[reference]))
@@ -199,34 +195,22 @@ def reason(row: Row, device: DeviceSpec, measured: float) -> str:
     )
 
 
-def _table(title: str) -> Table:
-    return Table(box=None, pad_edge=False, title=title, title_justify="left")
-
-
 def scatter(rows: Sequence[Row], path: Path) -> None:
     """Predicted over measured times as a PNG, a panel per reference, a colour per kind of operator."""
-    from matplotlib.figure import Figure
-
     shown = {key: title for key, title in REFERENCES.items() if any(key in row.measured for row in rows)}
-    figure = Figure(figsize=(9.4, 9.4))
-    figure.set_layout_engine("constrained", h_pad=0.12)
+    figure = new_figure(9.4, 9.4)
     axes: list[Any] = figure.subplots(2, 2, squeeze=False).ravel().tolist()
     for panel, (reference, title) in zip(axes, shown.items(), strict=False):
         mine = [row for row in rows if reference in row.measured]
         times = [1e3 * time for row in mine for time in (row.seconds, row.measured[reference])]
-        ends = 10 ** np.floor(np.log10(min(times))), 10 ** np.ceil(np.log10(max(times)))
         for kind in dict.fromkeys(row.kind for row in mine):
             points = [(1e3 * r.measured[reference], 1e3 * r.seconds) for r in mine if r.kind == kind]
             panel.loglog(*zip(*points, strict=True), "o", markersize=4, alpha=0.7, label=kind.replace("_", " "))
-        panel.loglog(ends, ends, color="black", linewidth=1)
-        for factor in (0.5, 2):
-            panel.loglog(ends, [factor * x for x in ends], color="grey", linewidth=0.8, linestyle="--")
-        panel.set(xlim=ends, ylim=ends, xlabel="measured, ms", ylabel="ours, predicted, ms", aspect="equal")
+        draw_equality(panel, times)
+        panel.set(xlabel="measured, ms", ylabel="ours, predicted, ms")
         panel.set_title(f"{title}: {len(mine)} operators", fontsize=11)
-        panel.grid(alpha=0.25)
     for panel in axes[len(shown) :]:
         panel.set_visible(False)
     axes[0].legend(loc="upper left", fontsize=9, frameon=False)
     figure.suptitle("The thesis's operators on a V100: our best kernel, predicted, against measured times")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)

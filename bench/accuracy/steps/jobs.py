@@ -9,19 +9,18 @@ and Nemotron judge.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from rich.table import Table
 
 from bench.accuracy.steps.mpt_model import mpt_subject
 from bench.accuracy.steps.nemotron_model import nemotron_subject
+from bench.pictures import new_figure, save
 from daydream.capture.options import CaptureOptions
 from daydream.plan.layout import Layout
 from daydream.plan.planned import PlannedStep, planned
@@ -29,6 +28,7 @@ from daydream.plan.source import planned_units
 from daydream.plan.units import Units
 from hal.catalog import load_device
 from hal.node_catalog import usual_node
+from hal.support.tables import new_table
 
 #: Largest mean errors asked for: llm-foundry's, its bias, that of each of its boards, and NeMo's.
 BARS = {"llm-foundry": 0.08, "bias": 0.03, "board": 0.10, "dgxc": 0.06}
@@ -41,12 +41,6 @@ CHOSEN = ("760m", "13b")
 REDUCED = {"h100_80gb": 4, "a100_80gb": 2, "a100_40gb": 2}
 
 BOARDS = {"h100_80gb": "h100-sxm-80gb", "a100_80gb": "a100-sxm-80gb", "a100_40gb": "a100-sxm-40gb"}
-
-#: Jobs of which the page tells what every term costs: model, board, boards, tokens of a sample.
-SHOWN = (
-    ("13b", "h100_80gb", 8, 2048), ("3b", "h100_80gb", 8, 16_384), ("3b", "a100_80gb", 8, 2048),
-    ("13b", "a100_80gb", 8, 32_768), ("125m", "a100_40gb", 8, 2048),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +64,10 @@ class Job:
     checkpoints: bool
     seconds: float
 
-    def step(self, *, is_baseline: bool = False) -> PlannedStep:
-        """The job predicted; ``is_baseline`` as a model in bfloat16 with PyTorch's own attention and loss."""
-        units = _mpt(self.model, self.sequence, self.batch, self.checkpoints, is_baseline=is_baseline)
-        if not is_baseline:
-            units = replace(units, capture=replace(units.capture, attention="triton"))
+    def step(self) -> PlannedStep:
+        """The job predicted."""
+        units = _mpt(self.model, self.sequence, self.batch, self.checkpoints)
+        units = replace(units, capture=replace(units.capture, attention="triton"))
         layout = Layout(
             data=self.boards, shard="fsdp", micro_batches=self.micro_batches, reduce_bytes=REDUCED[self.board]
         )
@@ -83,12 +76,12 @@ class Job:
 
 
 @cache
-def _mpt(model: str, sequence: int, batch: int, checkpoints: bool, *, is_baseline: bool) -> Units:
+def _mpt(model: str, sequence: int, batch: int, checkpoints: bool) -> Units:
     options = CaptureOptions(
-        batch=batch, dtype="bfloat16" if is_baseline else "amp-bfloat16", parameters="bfloat16", optimizer="adamw",
+        batch=batch, dtype="amp-bfloat16", parameters="bfloat16", optimizer="adamw",
         implementation="for-loop", checkpoint="full" if checkpoints else "none",
     )  # fmt: skip
-    return planned_units(partial(mpt_subject, model, sequence=sequence, batch=batch, is_baseline=is_baseline), options)
+    return planned_units(partial(mpt_subject, model, sequence=sequence, batch=batch), options)
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -103,64 +96,6 @@ def read_jobs(path: Path) -> list[Job]:
         )
         for row in rows
     ]  # fmt: skip
-
-
-# Terms
-
-
-@contextmanager
-def _without(*patches: tuple[str, Any]) -> Iterator[None]:
-    with ExitStack() as around:
-        for name, value in patches:
-            around.enter_context(patch(name, value))
-        yield
-
-
-#: What a step loses with every term, by its name.
-TERMS: Mapping[str, Callable[[], Any]] = {
-    "one clock for all kernels": partial(_without, ("hal.spec.power.settled_clock", lambda _: 1.0)),
-    "operands of a job": partial(_without, ("hal.spec.power.OPERANDS", 1.0)),
-    "24 channels of NCCL": partial(_without, ("daydream.plan.costs.CHANNELS", 16)),
-}
-
-
-def term_table(jobs: Sequence[Job]) -> Table:
-    """Contribution of every term to a step, in percent of the measured one."""
-    view = Table(title="What each term adds to a step, in percent of the measured step")
-    names = ("FlashAttention 1 in Triton", "metrics, casts, loss", *TERMS, "all: error", "without: error")
-    for column in ("job", "measured ms", *names):
-        view.add_column(column)
-    for shown in SHOWN:
-        job = next(each for each in jobs if (each.model, each.board, each.boards, each.sequence) == shown)
-        step = job.step()
-        seconds = [_attention_seconds(step) - step.seconds]
-        with _without(*((_PATCHED[name], _BARE[name]) for name in TERMS)):
-            bare = job.step(is_baseline=True).seconds
-        seconds.append(job.step(is_baseline=True).seconds - _attention_seconds(step))
-        for term in TERMS.values():
-            with term():
-                seconds.append(job.step().seconds - step.seconds)
-        cells = [f"{-100 * each / job.seconds:+.1f}" for each in seconds]
-        ends = [f"{100 * (each / job.seconds - 1):+.1f} %" for each in (step.seconds, bare)]
-        name = f"{job.model}, {job.boards} x {job.board}, {job.sequence} tokens"
-        view.add_row(name, f"{1e3 * job.seconds:,.0f}", *cells, *ends)
-    return view
-
-
-_PATCHED = {
-    "one clock for all kernels": "hal.spec.power.settled_clock",
-    "operands of a job": "hal.spec.power.OPERANDS",
-    "24 channels of NCCL": "daydream.plan.costs.CHANNELS",
-}
-_BARE: Mapping[str, Any] = {
-    "one clock for all kernels": lambda _: 1.0, "operands of a job": 1.0, "24 channels of NCCL": 16,
-}  # fmt: skip
-
-
-def _attention_seconds(step: PlannedStep) -> float:
-    """Seconds of the step with PyTorch's own attention."""
-    units = replace(step.costs.units, capture=replace(step.costs.units.capture, attention="auto"))
-    return planned(units, step.layout, step.device, step.costs.node).seconds
 
 
 # NeMo
@@ -205,14 +140,13 @@ def nemotron_units(batch: int, tensor: int) -> Units:
 
 
 def table(data: Path, out: Path) -> Iterable[Table]:
-    """A table a source and what each term costs, and a picture in ``out``; none where the data are missing."""
+    """A table a source, and a picture in ``out``; none where the data are missing."""
     folder = data / "jobs"
     if not (folder / "llmfoundry.csv").is_file():
         return
     jobs = read_jobs(folder / "llmfoundry.csv")
     errors = np.array([job.step().seconds / job.seconds - 1 for job in jobs])
     yield foundry_table(jobs, errors)
-    yield term_table(jobs)
     runs = read_nemo(folder / "dgxc.csv")
     yield nemo_table(runs)
     _picture(jobs, errors, runs, out / "jobs.png")
@@ -220,9 +154,10 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def foundry_table(jobs: Sequence[Job], errors: np.ndarray) -> Table:
     """Bias and mean error of all rows, by board, and by half of the models."""
-    view = Table(title="llm-foundry: MPT under Composer with FSDP, predicted from the model's code and the plan")
-    for column in ("rows", "number", "bias", "asked", "mean error", "asked", "median", "worst"):
-        view.add_column(column)
+    view = new_table(
+        ("rows", "number", "bias", "asked", "mean error", "asked", "median", "worst"),
+        title="llm-foundry: MPT under Composer with FSDP, predicted from the model's code and the plan",
+    )
     groups = [("all", [True] * len(jobs), BARS["llm-foundry"])]
     groups += [(board, [job.board == name for job in jobs], BARS["board"]) for name, board in BOARDS.items()]
     half = [job.model in CHOSEN for job in jobs]
@@ -241,9 +176,10 @@ def foundry_table(jobs: Sequence[Job], errors: np.ndarray) -> Table:
 def nemo_table(runs: Sequence[NemoRun]) -> Table:
     """Mean error of Nemotron's rows, and how many are said to fit."""
     errors = np.array([run.step.seconds / run.seconds - 1 for run in runs])
-    view = Table(title="dgxc: Nemotron-15B under NeMo on 16 to 2,048 H100, nothing chosen on these rows")
-    for column in ("rows", "bias", "mean error", "asked", "worst", "said to fit, of rows that ran", "reserved GB"):
-        view.add_column(column)
+    view = new_table(
+        ("rows", "bias", "mean error", "asked", "worst", "said to fit, of rows that ran", "reserved GB"),
+        title="dgxc: Nemotron-15B under NeMo on 16 to 2,048 H100, nothing chosen on these rows",
+    )
     view.add_row(
         str(len(runs)), f"{100 * errors.mean():+.1f} %", f"**{100 * np.abs(errors).mean():.1f} %**",
         f"{100 * BARS['dgxc']:.0f} %", f"{100 * errors[np.abs(errors).argmax()]:+.0f} %",
@@ -256,10 +192,7 @@ def nemo_table(runs: Sequence[NemoRun]) -> Table:
 
 def _picture(jobs: Sequence[Job], errors: np.ndarray, runs: Sequence[NemoRun], path: Path) -> None:
     """Errors by tokens of a sample, by board; and of Nemotron by boards."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5), dpi=130)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(11, 5)
     panels: Any = figure.subplots(1, 2, sharey=True)
     for (name, board), colour in zip(BOARDS.items(), ("#db8424", "#2f9e77", "#3b7dc9"), strict=True):
         is_on_board = np.array([job.board == name for job in jobs])
@@ -275,5 +208,4 @@ def _picture(jobs: Sequence[Job], errors: np.ndarray, runs: Sequence[NemoRun], p
     for panel in panels:
         panel.axhline(0, color="#444", lw=1)
         panel.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)

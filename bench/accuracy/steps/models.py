@@ -18,10 +18,12 @@ import numpy as np
 from rich.table import Table
 
 from bench.accuracy.library.library import boards
+from bench.pictures import new_figure, save
 from daydream.capture.captured import Capture
 from daydream.capture.fusion.inductor import fused
 from daydream.operators.calls import OperatorPrice, operator_prices
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 
 if TYPE_CHECKING:
     from daydream.capture.pytorch.step import Subject
@@ -225,11 +227,11 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def score_table(scores: Sequence[Score]) -> Table:
     """A row per run, the mean error per board and mode, and over all boards, each board counting once."""
-    view = Table(box=None, pad_edge=False, title="Whole models in float32, device time of a step", title_justify="left")
-    for column in ("board", "model"):
-        view.add_column(column)
-    for column in ("measured", "predicted", "error", "by bytes alone", "asked"):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("board", "model"),
+        ("measured", "predicted", "error", "by bytes alone", "asked"),
+        title="Whole models in float32, device time of a step",
+    )
     modes = list(dict.fromkeys(score.mode for score in scores))
     means = {mode: mean_errors(scores, mode) for mode in modes}
     for device in dict.fromkeys(score.device for score in scores):
@@ -249,11 +251,8 @@ def score_table(scores: Sequence[Score]) -> Table:
 
 def chart(scores: Sequence[Score], path: Path) -> None:
     """Signed errors as bars, a colour per board, as a PNG."""
-    from matplotlib.figure import Figure
-
     devices = list(dict.fromkeys(score.device for score in scores))
-    figure = Figure(figsize=(9, 0.24 * len(scores) + 1.4))
-    figure.set_layout_engine("constrained")
+    figure = new_figure(9, 0.24 * len(scores) + 1.4)
     panel: Any = figure.subplots()
     for number, device in enumerate(devices):
         rows = [position for position, score in enumerate(scores) if score.device == device]
@@ -265,5 +264,4 @@ def chart(scores: Sequence[Score], path: Path) -> None:
     panel.grid(axis="x", alpha=0.25)
     panel.legend(fontsize=8)
     panel.set_title("Whole models in float32")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)

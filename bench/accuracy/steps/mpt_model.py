@@ -106,17 +106,14 @@ class Mpt(nn.Module):
         return functional.linear(self.norm_f(x), self.wte.weight)
 
 
-def mpt_subject(name: str, *, sequence: int, batch: int, is_baseline: bool = False) -> Subject:
-    """The model with a micro-batch of tokens, its loss, and the metrics of Composer; ``is_baseline`` with PyTorch's
-    loss."""
+def mpt_subject(name: str, *, sequence: int, batch: int) -> Subject:
+    """The model with a micro-batch of tokens, its loss, and the metrics of Composer."""
     with torch.device("meta"):
         model = Mpt(name, sequence)
         tokens = torch.zeros(batch, sequence, dtype=torch.long)
 
     def loss(logits: torch.Tensor) -> torch.Tensor:
         rows, labels = logits.flatten(0, 1), tokens.flatten()
-        if is_baseline:
-            return functional.cross_entropy(rows, labels)
         total = _apply(_CrossEntropy, rows, labels).mean()
         with torch.no_grad():
             for _ in range(METRICS):

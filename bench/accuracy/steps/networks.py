@@ -9,7 +9,6 @@ judge them. What the host adds is left out: the batches are those that fill the 
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +26,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.accuracy.steps.network_rows import NetworkRow, NetworkScore, read_rows
+from bench.pictures import draw_equality, new_figure, save
 from hal.catalog import load_device
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from sokoban.schedule.table import Floats
 
 if TYPE_CHECKING:
@@ -211,7 +212,6 @@ def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> I
     models = {name for place, name in enumerate(sorted({row.model for row in rows})) if place // 2 % every == 0}
     scores = evaluate([row for row in rows if row.model in models], workers or os.cpu_count() or 1)
     good = [score for score in scores if not score.failure]
-    write_scores(scores, out / "networks.csv")
     if not good:
         return [failure_table(scores)]
     chart(good, out / "networks.png")
@@ -225,11 +225,11 @@ def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> I
 
 def score_table(scores: Sequence[NetworkScore], predictions: Mapping[str, Floats]) -> Table:
     """A row per mode, layout and half, for every way to predict; the halves of what was chosen on and of the others."""
-    view = Table(box=None, pad_edge=False, title="Vision networks on an RTX 3090 with autocast", title_justify="left")
-    for column in ("way", "steps", "networks"):
-        view.add_column(column)
-    for column in ("rows", "median error", "mean error", "rank of steps", "rank of times per image", "asked"):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("way", "steps", "networks"),
+        ("rows", "median error", "mean error", "rank of steps", "rank of times per image", "asked"),
+        title="Vision networks on an RTX 3090 with autocast",
+    )
     asked = f"{MEDIAN_BAR:g}%, {MEAN_BAR:g}%, {RANK_BAR:g}"
     kinds = sorted({score.row.kind for score in scores})
     modes = sorted({kind.split()[0] for kind in kinds})
@@ -271,49 +271,27 @@ def failure_table(scores: Sequence[NetworkScore]) -> Table:
     failures = {score.row.model: score.failure for score in scores if score.failure}
     captured_share = 1 - len(failures) / max(len(names), 1)
     title = f"Networks captured: {captured_share:.1%} of {len(names)} names"
-    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    view.add_column("not captured")
-    view.add_column("reason", overflow="fold")
+    view = new_table(("not captured", "reason"), title=title)
     for name, reason in sorted(failures.items()):
         view.add_row(name, reason)
     return view
 
 
-def write_scores(scores: Sequence[NetworkScore], path: Path) -> None:
-    """Every row with its prediction, as CSV."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("model", "steps", "image", "batch", "measured_ms", "predicted_ms", "chosen_on", "failure"))
-        for score in scores:
-            row = score.row
-            times = (f"{1e3 * row.measured:.3f}", f"{1e3 * score.predicted:.3f}")
-            writer.writerow((row.model, row.kind, row.image, row.batch, *times, row.chosen_on, score.failure))
-
-
 def chart(scores: Sequence[NetworkScore], path: Path) -> None:
     """Predicted against measured time per image, a colour per mode and layout, as a PNG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 6.5))
-    figure.set_layout_engine("constrained")
+    figure = new_figure(7.5, 6.5)
     panel: Any = figure.subplots()
     for number, kind in enumerate(sorted({score.row.kind for score in scores})):
         members = [score for score in scores if score.row.kind == kind]
         x = [1e3 * score.row.measured / score.row.batch for score in members]
         y = [1e3 * score.predicted / score.row.batch for score in members]
         panel.scatter(x, y, s=8, alpha=0.5, color=f"C{number}", label=kind)
-    sides = [1e3 * score.row.measured / score.row.batch for score in scores]
-    panel.plot([min(sides), max(sides)], [min(sides), max(sides)], color="black", linewidth=0.8)
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlabel("measured ms per image")
-    panel.set_ylabel("predicted ms per image")
-    panel.grid(alpha=0.25)
+    times = [1e3 * time / score.row.batch for score in scores for time in (score.row.measured, score.predicted)]
+    draw_equality(panel, times)
+    panel.set(xlabel="measured ms per image", ylabel="predicted ms per image")
     panel.legend(fontsize=8)
     panel.set_title("Vision networks on an RTX 3090 with autocast")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 @click.command()

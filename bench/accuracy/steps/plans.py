@@ -23,6 +23,7 @@ from scipy.stats import spearmanr
 
 from bench.accuracy.steps.llama_model import llama_subject
 from bench.accuracy.steps.megatron_model import gpt_subject
+from bench.pictures import draw_equality, new_figure, save
 from daydream.capture.options import CaptureOptions
 from daydream.plan.layout import Layout
 from daydream.plan.planned import PlannedStep, planned
@@ -33,6 +34,7 @@ from hal.node_catalog import load_node
 from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec
 from hal.spec.power import with_power
+from hal.support.tables import new_table
 
 #: Largest mean errors asked for: vTrain's runs within a node and on more, torchtitan's time and memory; and their rank.
 BARS = {"single": 0.15, "multi": 0.18, "time": 0.20, "memory": 0.15}
@@ -221,9 +223,10 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     hosts = [chosen_host(half[::4], node) for half in halves]
     predicted = [[run.step(node, host).seconds for run in half] for half, host in zip(halves[::-1], hosts, strict=True)]
     many = [run.step(cluster, hosts[0]).seconds for run in beyond]
-    view = Table(title="Megatron-LM on A100s: steps predicted from code and plan (vTrain's runs)")
-    for column in ("runs", "host factor, chosen on", "rows", "mean error", "asked", "median", "worst", "rank by step"):
-        view.add_column(column)
+    view = new_table(
+        ("runs", "host factor, chosen on", "rows", "mean error", "asked", "median", "worst", "rank by step"),
+        title="Megatron-LM on A100s: steps predicted from code and plan (vTrain's runs)",
+    )
     names = ("2 to 8 boards, even rows", "2 to 8 boards, odd rows")
     for name, half, times, host, source in zip(
         names, halves, predicted[::-1], hosts[::-1], ("odd", "even"), strict=True
@@ -265,10 +268,9 @@ def _megatron_row(view: Table, name: str, host: str, runs: Sequence[Run], times:
 
 def titan_table(runs: Sequence[TitanRun]) -> Table:
     """A line per run."""
-    view = Table(title="torchtitan on H100s of 500 W, predicted in bfloat16: nothing chosen on these rows")
     names = ("step s", "measured", "error", "asked", "reserved GiB", "measured", "error", "asked")
-    for column in ("run", "compiled", *names):
-        view.add_column(column)
+    title = "torchtitan on H100s of 500 W, predicted in bfloat16: nothing chosen on these rows"
+    view = new_table(("run", "compiled", *names), title=title)
     for run in runs:
         time = _compared(run.step.seconds, run.seconds, "time", 2)
         memory = _compared(run.step.memory.reserved / 2**30, run.gibibytes, "memory", 1)
@@ -293,35 +295,18 @@ def _picture(
     within: Sequence[Run], beyond: Sequence[Run], times: Sequence[float], many: Sequence[float], path: Path
 ) -> None:
     """Predicted against measured steps."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5), dpi=130)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(11, 5)
     panels: Any = figure.subplots(1, 2)
     for panel, runs, seconds, title in zip(
         panels, (within, beyond), (times, many), ("2 to 8 boards", "64 to 512 boards"), strict=True
     ):
         measured = np.array([run.seconds for run in runs])
         for name, colour in (("tensor", "#db8424"), ("pipeline", "#2f9e77"), ("data", "#3b7dc9")):
-            is_of_kind = np.array(
-                [max(("tensor", "pipeline", "data"), key=run.__getattribute__) == name for run in runs]
-            )
-            panel.scatter(
-                measured[is_of_kind],
-                np.array(seconds)[is_of_kind],
-                s=12,
-                color=colour,
-                alpha=0.7,
-                label=f"mostly {name}",
-            )
-        ends = [measured.min() / 1.3, measured.max() * 1.3]
-        panel.plot(ends, ends, color="#444", lw=1)
-        panel.plot(ends, [1.15 * end for end in ends], color="#999", lw=0.7, ls=":")
-        panel.plot(ends, [end / 1.15 for end in ends], color="#999", lw=0.7, ls=":")
-        panel.set(
-            xscale="log", yscale="log", xlabel="measured, s", ylabel="predicted, s", title=f"{title}; dotted: 15 %"
-        )
+            is_of_kind = [max(("tensor", "pipeline", "data"), key=run.__getattribute__) == name for run in runs]
+            points = measured[is_of_kind], np.array(seconds)[is_of_kind]
+            panel.scatter(*points, s=12, color=colour, alpha=0.7, label=f"mostly {name}")
+        draw_equality(panel, [*measured, *seconds], 1.15)
+        panel.set(xlabel="measured, s", ylabel="predicted, s", title=f"{title}; dashed: 15 %")
         panel.legend(frameon=False, fontsize=8)
         panel.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)

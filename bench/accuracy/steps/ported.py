@@ -27,6 +27,7 @@ from bench.accuracy.steps import models
 from bench.accuracy.steps.models import Score
 from daydream.operators.wave_scaling import Launch, habitat_ratio, memory_share, sustained_rate, wave_ratio
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 from roller.library.calls import LibraryCall, price
 from sokoban.schedule.table import Floats
 
@@ -323,11 +324,11 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def call_table(calls: Mapping[str, Sequence[Ported]], asked: Sequence[str]) -> Table:
     """A row per kind of call and board, all of a board, those of steady runs, and the boards asked about together."""
-    view = Table(box=None, pad_edge=False, title="Calls of whole models, ported from a V100", title_justify="left")
-    for column in ("board", "call"):
-        view.add_column(column)
-    for column in ("calls", "by price", "asked", "median", "ported/measured", "waves, sustained", "waves, data sheets"):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("board", "call"),
+        ("calls", "by price", "asked", "median", "ported/measured", "waves, sustained", "waves, data sheets"),
+        title="Calls of whole models, ported from a V100",
+    )
     for board, ported in calls.items():
         for kind in sorted({each.kind for each in ported}):
             _call_row(view, board, kind, [each for each in ported if each.kind == kind])
@@ -357,11 +358,7 @@ def _call_row(view: Table, board: str, name: str, calls: Sequence[Ported], bar: 
 
 def step_table(steps: Sequence[PortedStep]) -> Table:
     """A row per run and board, and the mean of each board."""
-    view = Table(box=None, pad_edge=False, title="Whole steps, ported from a V100", title_justify="left")
-    for column in ("board", "model"):
-        view.add_column(column)
-    for column in ("ported", "measured", "error"):
-        view.add_column(column, justify="right")
+    view = new_table(("board", "model"), ("ported", "measured", "error"), title="Whole steps, ported from a V100")
     for board in dict.fromkeys(step.board for step in steps):
         errors = []
         for step in (step for step in steps if step.board == board):
@@ -375,18 +372,11 @@ def step_table(steps: Sequence[PortedStep]) -> Table:
 
 def kernel_table(kernels: Sequence[PortedKernels]) -> Table:
     """A row per class and board: mean errors by price of all calls, by waves of those with one kernel on both."""
-    view = Table(box=None, pad_edge=False, title="PyTorch calls, ported from a V100", title_justify="left")
-    for column in ("class", "board"):
-        view.add_column(column)
-    for column in (
-        "calls",
-        "by price",
-        "same kernel",
-        "waves, sustained",
-        "Habitat (1), sustained",
-        "Habitat (1), data sheets",
-    ):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("class", "board"),
+        ("calls", "by price", "same kernel", "waves, sustained", "Habitat (1), sustained", "Habitat (1), data sheets"),
+        title="PyTorch calls, ported from a V100",
+    )
     for each in kernels:
         waves = [
             f"{np.abs(errors).mean():.1%}" if len(errors) else ""

@@ -18,6 +18,7 @@ from bench.accuracy.library.library import boards
 from bench.accuracy.steps.models import Run, Score, evaluate, mean_errors, read_runs, subject_of
 from bench.accuracy.steps.ported import data_sheets
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 
 #: ``torch.utils._runtime_estimation.flops_to_ns`` halves the FLOPs, and takes the peak for a quarter less.
 _OF_PEAK = 2 * 0.75
@@ -112,10 +113,11 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 def rival_table(scores: dict[str, list[Score]]) -> Table:
     """A row per way: mean errors of inference and training, each board counting once, and how steps compare."""
     title = "The same steps by other ways: one board each, not compiled"
-    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    view.add_column("way")
-    for column in ("runs", "mean error, inference", "mean error, training", "worst run", "predicted/measured"):
-        view.add_column(column, justify="right")
+    view = new_table(
+        ("way",),
+        ("runs", "mean error, inference", "mean error, training", "worst run", "predicted/measured"),
+        title=title,
+    )
     for way, rows in scores.items():
         means = [np.mean(list(mean_errors(rows, mode).values())) for mode in ("inference", "training")]
         worst = max((row.error for row in rows), key=abs)

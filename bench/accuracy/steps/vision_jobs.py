@@ -27,6 +27,7 @@ from daydream.capture.sources import captured
 from daydream.prediction.step import predicted
 from hal.catalog import load_device
 from hal.spec.power import settled
+from hal.support.tables import new_table
 
 #: Largest mean errors asked for: of training, of inference, and of inference that the device bounds.
 BAR, INFERENCE_BAR, DEVICE_BAR = 0.08, 0.12, 0.08
@@ -126,9 +127,10 @@ def _training(path: Path) -> Table:
     errors: dict[tuple[str, str], list[float]] = {}
     for row in rows_of(path, "training"):
         errors.setdefault((row["board"], row["precision"]), []).append(step_of(row)[0])
-    view = Table(title="DeepLearningExamples: vision networks in training on one board, nothing chosen on these rows")
-    for column in ("board", "type", "rows", "bias", "mean error", "asked", "worst"):
-        view.add_column(column)
+    view = new_table(
+        ("board", "type", "rows", "bias", "mean error", "asked", "worst"),
+        title="DeepLearningExamples: vision networks in training on one board, nothing chosen on these rows",
+    )
     for names, some in errors.items():
         _line(view, names, some, BAR)
     _line(view, ("all", ""), [error for some in errors.values() for error in some], BAR)
@@ -138,9 +140,10 @@ def _training(path: Path) -> Table:
 def _inference(path: Path) -> Table:
     rows = rows_of(path, "inference")
     steps = [step_of(row) for row in rows]
-    view = Table(title=f"DeepLearningExamples: vision networks in inference, launched by a {HOST}")
-    for column in ("board", "type", "bound by", "rows", "bias", "mean error", "asked", "worst"):
-        view.add_column(column)
+    view = new_table(
+        ("board", "type", "bound by", "rows", "bias", "mean error", "asked", "worst"),
+        title=f"DeepLearningExamples: vision networks in inference, launched by a {HOST}",
+    )
     errors: dict[tuple[str, ...], list[float]] = {}
     for row, (error, bound) in zip(rows, steps, strict=True):
         by = "host" if bound == "host" else "device"

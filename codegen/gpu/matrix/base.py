@@ -180,14 +180,12 @@ class ProductKernel(ABC):
     """The statements of one kernel, those of :meth:`write` in their order.
 
     Attributes:
-        needs_dynamic_shared: its shared memory is sized at launch however little it is.
         has_barriers: its statements have all barriers that they need; TVM adds none.
         has_interleaved_rows: the upper half of a fragment's rows in the strip are its even rows, the lower half the odd
             ones.
         instead: functions of the final statement that are computed nearly.
     """
 
-    needs_dynamic_shared = False
     has_barriers = False
     has_interleaved_rows = False
 
@@ -343,7 +341,7 @@ def lower_product(kernel: type[ProductKernel], request: TileRequest) -> Lowered:
         schedule=schedule,
         roles=roles,
         shared_bytes=shared_bytes,
-        is_dynamic=is_dynamic or kernel.needs_dynamic_shared,
+        is_dynamic=is_dynamic,
     )
     return Lowered(
         module=written(request.entry, lambda: _write_function(kernel, plan)),

@@ -1,6 +1,6 @@
 """Products of warp groups whose tiles are copied in bulk (TMA), as CUDA text: one group copies, the others multiply.
 
-Shared memory holds ``stages`` buffers of both operands' tiles, in the panels of :mod:`codegen.gpu.matrix.wgmma`, and
+Shared memory holds ``stages`` buffers of both operands' tiles, in the panels of :mod:`codegen.gpu.matrix.panels`, and
 two barriers each. The thread that copies waits until a buffer is empty and starts the copies of a step, whose bytes the
 barrier *full* counts; warps that multiply wait for that, and arrive at *empty* once the products that read the buffer
 are done, in all blocks of the cluster that copies came to. What lies outside of a tensor arrives as zeros.
@@ -20,7 +20,7 @@ from codegen.gpu.matrix import wgmma_functions as device
 from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
 from codegen.gpu.matrix.copied import stage_bytes
 from codegen.gpu.matrix.final_text import POINTERS, affine_text, element_text, final_text
-from codegen.gpu.matrix.wgmma import DEPTH_BYTES, PanelTile, tile_problem
+from codegen.gpu.matrix.panels import DEPTH_BYTES, PanelTile, tile_problem
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
 from codegen.tir.lowering import TileRequest
@@ -29,7 +29,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import MATRIX_TYPES, MatrixRoles
 from sokoban.language.expression import Load, Tensor
-from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, dimension_axis, schedule_problem
+from sokoban.schedule.bulk_copies import BARRIER_BYTES, cluster_shape, dimension_axis, schedule_problem
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import GROUP_ROWS, MOVED_REGISTERS, PANEL_BYTES
 
@@ -41,8 +41,8 @@ _PAIRS = {"float16": "rounded_pair_f16", "bfloat16": "rounded_pair_bf16"}
 
 
 def takes(request: TileRequest) -> bool:
-    """Products of warp groups whose tiles are copied in bulk."""
-    return request.schedule.instruction == Instruction.WGMMA and request.schedule.cluster > 0
+    """Products by instruction ``wgmma_64xNx16``."""
+    return request.schedule.instruction == Instruction.WGMMA
 
 
 def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
@@ -50,7 +50,7 @@ def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
-    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS)
+    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles)
     return problem or schedule_problem(form, roles, schedule)
 
 

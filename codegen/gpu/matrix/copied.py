@@ -38,10 +38,9 @@ class CopiedProduct(ProductKernel):
         sums: int,
         ahead: int,
         first_column: Expr,
-        alignment_bytes: int = -1,
     ) -> None:
         """``sums`` are a thread's; ``ahead`` steps are under way while one is multiplied; ``first_column`` is that of
-        the warp in its block; shared memory starts at a multiple of ``alignment_bytes``, where given."""
+        the warp in its block."""
         super().__init__(plan, block)
         schedule, roles, dtype = plan.schedule, plan.roles, plan.form.expr.accumulate
         self.step = schedule.step_of[roles.k]
@@ -57,7 +56,7 @@ class CopiedProduct(ProductKernel):
         #: Whether copies pass by the registers, of one operand at least; where none does, there is nothing to wait for.
         self.is_asynchronous = any(self._copy_bytes(load) in COPY_BYTES for load in (roles.a, roles.b))
         scope = "shared.dyn" if plan.is_dynamic else "shared"
-        self.shared = allocate("shared", plan.shared_bytes // 4, dtype, scope, align_bytes=alignment_bytes)
+        self.shared = allocate("shared", plan.shared_bytes // 4, dtype, scope)
         self.sums = allocate("sums", sums, dtype, "local")
 
     @staticmethod

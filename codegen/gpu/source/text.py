@@ -181,7 +181,9 @@ _SCALAR_BYTES = {
     "signed char": 1,
 }
 _C_BYTES = _SCALAR_BYTES | {
-    f"{name}{lanes}": size * lanes for name, size in {**_SCALAR_BYTES, "uint": 4}.items() for lanes in (2, 4, 8)
+    f"{name}{lanes}": size * lanes
+    for name, size in {**_SCALAR_BYTES, "uint": 4, "ulonglong": 8}.items()
+    for lanes in (2, 4, 8)
 }
 
 

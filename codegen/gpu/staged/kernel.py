@@ -28,7 +28,7 @@ from codegen.gpu.raster import block_places
 from codegen.gpu.staged.copies import Room, TileCopy
 from codegen.gpu.staged.plan import StagedPlan
 from codegen.gpu.staged.threads import Operand, OperandNames, StepLoop
-from codegen.gpu.staged.tiles import StagedTile
+from codegen.gpu.staged.tiles import TILE_ALIGNMENT, StagedTile
 from codegen.gpu.tiles import padding_is_neutral
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
@@ -102,8 +102,11 @@ class _Buffers:
         self.sources, self.output = {name: _view(source) for name, source in sources.items()}, output
         self._names = set(plan.tensors)
         scope = "shared.dyn" if plan.is_dynamic else "shared"
+        # Of several buffers in memory sized at launch each begins where the one before ends, as they are counted; TVM
+        # would begin them at multiples of 64 bytes.
+        alignment = TILE_ALIGNMENT if plan.is_dynamic and len(plan.stage_elements) > 1 else -1
         self.shared = {
-            dtype: allocate(self.name("staged"), elements * plan.stages, dtype, scope)
+            dtype: allocate(self.name("staged"), elements * plan.stages, dtype, scope, align_bytes=alignment)
             for dtype, elements in plan.stage_elements.items()
         }
         self.flat: dict[Load, Any] = {}

@@ -21,6 +21,9 @@ from sokoban.schedule.accesses import fetch_vector
 from sokoban.schedule.pipelines import asynchronous_problem
 from sokoban.schedule.tile import TileSchedule
 
+#: Copies of a tile that a thread makes in a step: each is a few lines of text, with two addresses in registers.
+MOST_COPIES = 1024
+
 
 @dataclass(frozen=True)
 class StagedPlan:
@@ -42,13 +45,20 @@ class StagedPlan:
         """The plan of a schedule.
 
         Raises:
-            LoweringError: operands cannot be copied asynchronously, and the schedule asks for it.
+            LoweringError: the schedule asks for asynchronous copies that cannot be, or a thread copies more in a step
+                than is written out.
         """
         problem = asynchronous_problem(request.problem) if request.schedule.asynchronous else None
         if problem is not None:
             raise LoweringError(f"{request.entry}: {problem}")
         target = request.target
-        return StagedPlan(request.problem, request.schedule, target.row.has_dynamic_shared, target.has_bfloat16)
+        plan = StagedPlan(request.problem, request.schedule, target.row.has_dynamic_shared, target.has_bfloat16)
+        for tile in plan.tiles.values():
+            copies = -(-tile.size // (tile.vector * request.schedule.threads_per_block))
+            if copies > MOST_COPIES:
+                what = f"a thread copies {copies} pieces of {tile.tensor.name} a step"
+                raise LoweringError(f"{request.entry}: {what}, and {MOST_COPIES} are written out at most")
+        return plan
 
     @property
     def dtype(self) -> str:

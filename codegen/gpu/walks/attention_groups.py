@@ -1,6 +1,6 @@
 """Attention by ``wgmma`` of sm_90a: four warps multiply 64 rows together, while they take exponentials.
 
-Tiles lie in shared memory in 128-byte swizzle, as :mod:`codegen.gpu.matrix.wgmma` describes it: panels of 64 elements,
+Tiles lie in shared memory in 128-byte swizzle, as :mod:`codegen.gpu.matrix.panels` describes it: panels of 64 elements,
 each as long as the tile. Rows of keys run along the depth of their product; those of values are the depth of theirs,
 which the instruction reads turned. Exponentials are operands out of registers.
 

@@ -137,20 +137,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     _, ending = ELEMENTS[attention.dtype]
     products, columns = FloatProducts(schedule, schedule.keys), floats.width // schedule.lanes
     rows_each, keys_each, gap, keys_all = products.rows, products.logits, products.stride, attention.key_count
-    query_tile = FloatTile(
-        tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
-        rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
-        place=_place_of(kernel, "row"),
-    )  # fmt: skip
-    bound = f"row < {keys_all}" if keys_all % schedule.keys else ""
-    key_tile = FloatTile(
-        tensor=kernel.inputs[1].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch,
-        start=floats.step, rows=schedule.keys, bound=bound, place="row",
-    )  # fmt: skip
-    value_tile = FloatTile(
-        tensor=kernel.inputs[2].name, width=attention.value_size, full=floats.width, pitch=floats.width,
-        start=floats.step, rows=schedule.keys, bound=bound, place="row",
-    )  # fmt: skip
+    query_tile, key_tile, value_tile = _tiles(kernel, schedule, floats)
     return f"""\
   const float nothing = -1.0f / 0.0f;
   float4 zeros;
@@ -177,6 +164,48 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
 #pragma unroll
       for (int j = 0; j < {keys_each}; ++j) logits[i][j] *= {_scale(kernel)};
 {_mask(kernel, schedule)}\
+{_weights(schedule, floats, products, columns)}
+{value_tile.copy("first_key", keys_all, schedule.threads, ending)}
+    BARRIER;
+{products.of_columns("sums", floats.weights, floats.weight_pitch, floats.step, floats.width, columns)}
+    if (number + 1 < steps) {{
+      BARRIER;
+    }}
+  }}
+#pragma unroll
+  for (int i = 0; i < {rows_each}; ++i)
+    shared[{floats.exchange} + (first + i * {gap}) * {schedule.lanes} + lane] = totals[i];
+  BARRIER;"""
+
+
+def _tiles(
+    kernel: AttentionKernel, schedule: AttentionSchedule, floats: SharedFloats
+) -> tuple[FloatTile, FloatTile, FloatTile]:
+    """The tiles of queries, keys and values in shared memory; the latter two take turns in one place."""
+    attention = kernel.attention
+    query_tile = FloatTile(
+        tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
+        rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
+        place=_place_of(kernel, "row"),
+    )  # fmt: skip
+    bound = f"row < {attention.key_count}" if attention.key_count % schedule.keys else ""
+    key_tile, value_tile = (
+        FloatTile(
+            tensor=tensor.name, width=width, full=full, pitch=pitch, start=floats.step, rows=schedule.keys, bound=bound,
+            place="row",
+        )
+        for tensor, width, full, pitch in (
+            (kernel.inputs[1], attention.head_dim, floats.depth, floats.key_pitch),
+            (kernel.inputs[2], attention.value_size, floats.width, floats.width),
+        )
+    )  # fmt: skip
+    return query_tile, key_tile, value_tile
+
+
+def _weights(schedule: AttentionSchedule, floats: SharedFloats, products: FloatProducts, columns: int) -> str:
+    """Logits of a step to weights: the largest of a row, what its sums shrink by, the exponentials."""
+    rows_each, keys_each, gap = products.rows, products.logits, products.stride
+    return f"""\
 #pragma unroll
     for (int i = 0; i < {rows_each}; ++i) {{
       float peak = logits[i][0];
@@ -203,18 +232,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         totals[i] += weight;
         shared[{floats.weights} + (first + i * {gap}) * {floats.weight_pitch} + lane + j * {schedule.lanes}] = weight;
       }}
-    }}
-{value_tile.copy("first_key", keys_all, schedule.threads, ending)}
-    BARRIER;
-{products.of_columns("sums", floats.weights, floats.weight_pitch, floats.step, floats.width, columns)}
-    if (number + 1 < steps) {{
-      BARRIER;
-    }}
-  }}
-#pragma unroll
-  for (int i = 0; i < {rows_each}; ++i)
-    shared[{floats.exchange} + (first + i * {gap}) * {schedule.lanes} + lane] = totals[i];
-  BARRIER;"""
+    }}"""
 
 
 def _scale(kernel: AttentionKernel) -> str:

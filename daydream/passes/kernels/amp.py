@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daydream.graph.edit import Edit
-from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
-from daydream.operators.autocast import keeps_single
-from daydream.operators.pricing import CallPrice, Prices, describe_calls, device_of, is_auxiliary
+from daydream.graph.graph import Mark, Phase, TaskGraph, TaskKind, matching
+from daydream.operators.pricing import Prices, describe_calls, device_of, is_auxiliary
 from daydream.operators.pricing import price as price_of
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
+from daydream.passes.basis.casts import add_casts, has_single, stays_single
 from daydream.passes.basis.gradients import Gradients, find_gradients
 from daydream.passes.basis.halves import halved
-from daydream.passes.basis.idioms import named, preceding
+from daydream.passes.basis.idioms import named
 from daydream.passes.basis.narrow import is_mixed, narrow, of_integers
 from daydream.passes.basis.scaler import SCALER, add_scaler
 from daydream.trace.collectives import is_collective_name
@@ -44,17 +44,11 @@ INTEGER = re.compile(r"offsets?kernel|<(?:long|int|bool|unsigned char)\b", re.IG
 #: Kernels of the weight update by name: they work on parameters in float32.
 _OVER_LISTS = re.compile(r"multi_?tensor_?apply|fused_?(adam|sgd|lamb|adagrad)", re.IGNORECASE)
 
-#: Kernels of operators that autocast keeps in float32, by name.
-SINGLE = re.compile(r"softmax|layer_?norm|group_?norm|RowwiseMoments|nll_?loss|cross_entropy", re.IGNORECASE)
-
 #: The paper's speedup of compute-bound kernels.
 _COMPUTE = 3.0
 
 #: A reduction that takes longer than its bytes by this factor is bound by something else.
 _SLOWER = 2.0
-
-#: Bytes moved per element that becomes half precision: 4 read and 2 written.
-CAST_BYTES = 6
 
 
 @dataclass(frozen=True)
@@ -228,33 +222,18 @@ def _choose(graph: TaskGraph, spec: DeviceSpec | None, update: bool) -> _Chosen:
     main = ~named(graph, is_auxiliary)[rows]
     by_model = kinds != ""
     compute = np.where(by_model, (bounds == "compute") & (main | ~heavy), compute)
-    gains = np.array([_gains(call) for call in calls.calls] or [True], np.bool_)[calls.call]
+    gains = np.array([has_single(call) for call in calls.calls] or [True], np.bool_)[calls.call]
     return _Chosen(rows, compute, by_model, calls).some(gains)
-
-
-def _single(graph: TaskGraph, rows: Ints) -> NDArray[np.bool_]:
-    """Which GPU tasks autocast leaves in float32: by their operator, without one by their name."""
-    by_name = named(graph, lambda name: bool(SINGLE.search(name)))[rows]
-    if graph.trace is None:
-        return by_name
-    keeps_by_name = np.array([keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
-    operator = graph.operator[rows]
-    return np.where(operator == NONE, by_name, keeps_by_name[graph.trace.name[operator]])
 
 
 def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[str]]:
     """The choice without what autocast keeps in float32, and what to say of that."""
-    gains = ~_single(graph, chosen.rows)
+    gains = ~stays_single(graph, chosen.rows)
     if gains.all():
         return chosen, []
     time = graph.duration_us[chosen.rows[~gains]].sum() / 1e3
     note = f"{(~gains).sum()} kernels of {time:.1f} ms stay in float32 as autocast has it: softmax, losses, norms"
     return chosen.some(gains), [note]
-
-
-def _gains(call: CallPrice) -> bool:
-    """True if an operator has float32 tensors to make smaller; where nothing is known, it does."""
-    return call.work.dtype == "float32" if call.work is not None else not call.reason.startswith("elements of type")
 
 
 def _factors(graph: TaskGraph, chosen: _Chosen, compute: float, memory: float, tf32: float) -> Floats:
@@ -365,7 +344,7 @@ def _with_additions(
     gradients = _gradients(graph) if casts or scaler else None
     edit = Edit(graph)
     if casts:
-        notes += _add_casts(edit, chosen, gradients, spec, call_us)
+        notes += add_casts(edit, chosen.calls, gradients, spec, call_us)
     if scaler and gradients is not None and not matching(graph.names, SCALER).any():
         notes.append(add_scaler(edit, gradients, spec, call_us))
     return edit.apply()
@@ -377,95 +356,3 @@ def _gradients(graph: TaskGraph) -> Gradients | None:
         return find_gradients(graph) if graph.trace is not None else None
     except InputError:
         return None
-
-
-def _add_casts(edit: Edit, chosen: _Chosen, gradients: Gradients | None, spec: DeviceSpec, call_us: float) -> list[str]:
-    """Adds before every forward product its weights' cast, which autocast keeps for the backward pass, and behind
-    every gradient that a product makes of such weights a cast back."""
-    graph, added, total = edit.graph, 0, 0.0
-    forward: set[int] = set()
-
-    def seconds(elements: float) -> float:
-        return CAST_BYTES * elements / spec.dram.bandwidth_bytes_per_second + spec.launch_overhead_seconds
-
-    read_single = _read_single(graph)
-    begun: set[int] = set()
-    for call in chosen.calls.calls if chosen.calls is not None else ():
-        elements = _weights(call) if graph.phase[call.main] != Phase.BACKWARD and _gains(call) else 0
-        if not elements:
-            continue
-        first = int(call.rows[0])
-        casts = [("cast weights to half", elements)]
-        if bias := _bias(call):
-            casts.append(("cast bias to half", bias))
-        if read_single[first] or int(graph.step[first]) not in begun:
-            casts.append(("cast input to half", _input(call)))
-        begun.add(int(graph.step[first]))
-        forward |= {elements, bias}
-        shared = {"phase": int(graph.phase[first]), "layer": int(graph.layer[first])}
-        for name, size in casts:
-            task = edit.add(name, TaskKind.KERNEL, seconds(size) * 1e6, before=first, **shared)
-            if graph.launch[first] != NONE:
-                launch = edit.add("cudaLaunchKernel", TaskKind.CPU, call_us, before=int(graph.launch[first]), **shared)
-                edit.depend(launch, task, Dependency.LAUNCH)
-            added, total = added + 1, total + seconds(size)
-    notes = []
-    if added:
-        notes.append(
-            f"{added} casts of weights, biases and inputs added, {total * 1e3:.2f} ms on the GPU,"
-            f" {call_us:.1f} µs per launch"
-        )
-    of_weights = [
-        gradient
-        for gradients_of_step in (gradients.steps.values() if gradients is not None else ())
-        for gradient in gradients_of_step
-        if gradient.ready != NONE and int(gradient.bytes) // 4 in forward
-    ]
-    for gradient in of_weights:
-        edit.add_kernel(
-            "cast gradient to float",
-            seconds(gradient.bytes / 4) * 1e6,
-            after=gradient.ready,
-            launch_us=call_us,
-            phase=Phase.BACKWARD,
-            layer=gradient.layer,
-        )
-    if of_weights:
-        total = sum(seconds(gradient.bytes / 4) for gradient in of_weights)
-        notes.append(f"{len(of_weights)} casts of their gradients added, {total * 1e3:.2f} ms on the GPU")
-    return notes
-
-
-def _read_single(graph: TaskGraph) -> NDArray[np.bool_]:
-    """For each task whether the one before it on its stream computes in float32 under autocast."""
-    before = preceding(graph)
-    single = np.zeros(len(graph), np.bool_)
-    rows = np.flatnonzero(graph.on_gpu & (before != NONE))
-    if len(rows):
-        single[rows] = _single(graph, before[rows]) & graph.on_gpu[before[rows]]
-    return single
-
-
-def _bias(call: CallPrice) -> int:
-    """Elements of the bias of a forward matrix product, 0 without."""
-    data = call.work.parts[0].data if call.work is not None else {}
-    biased = any(each.get("function") == "bias_add" for each in data.get("epilogue") or ())
-    return int(data["n"]) if data.get("op") == "matmul" and biased else 0
-
-
-def _input(call: CallPrice) -> int:
-    """Elements of the input of a forward convolution or plain matrix product."""
-    data = call.work.parts[0].data if call.work is not None else {}
-    if data.get("op") == "conv2d":
-        return int(data["n"] * data["c"] * data["h"] * data["w"])
-    return int(data["m"] * data["k"]) if data.get("op") == "matmul" else 0
-
-
-def _weights(call: CallPrice) -> int:
-    """Elements of the weights of a forward convolution or plain matrix product; 0 of anything else."""
-    if call.work is None or call.work.direction != "forward":
-        return 0
-    data = call.work.parts[0].data
-    if data.get("op") == "conv2d":
-        return int(data["f"] * data["c"] // data["groups"] * data["kh"] * data["kw"])
-    return int(data["k"] * data["n"]) if data.get("op") == "matmul" else 0

@@ -183,26 +183,12 @@ class DepthwiseConv2d(Operator, tag="depthwise_conv2d", kw_only=True, frozen=Tru
 
     def program(self) -> Program:
         rows, columns = _windows(self.h, self.w, self.kh, self.kw, self.stride, self.dilation, self.padding)
-        y, x = rows.index("oh", "kh"), columns.index("ow", "kw")
-        sizes = {"n": self.n, "c": self.c, "oh": rows.out, "ow": columns.out, "kh": self.kh, "kw": self.kw}
-        if self.layout == "NCHW":
-            axes, data, weights = ("n", "c", "oh", "ow"), f"n, c, {y}, {x}", "c, kh, kw"
-            shape, external = [self.n, self.c, self.h, self.w], [self.c, 1, self.kh, self.kw]
-        else:
-            axes, data, weights = ("n", "oh", "ow", "c"), f"n, {y}, {x}, c", "kh, kw, c"
-            shape, external = [self.n, self.h, self.w, self.c], [self.kh, self.kw, self.c, 1]
-        stem = f"depthwise_conv2d_{self.n}x{self.c}x{self.h}x{self.w}_{self.kh}x{self.kw}"
-        stem += _window_suffix(self.stride, self.dilation, self.padding, self.layout)
-        text = f"Y[{','.join(axes)}] = sum([kh,kw], X[{data} | pad=0] * W[{weights}])"
-        return Program(
-            text=text,
-            sizes=sizes,
-            output="Y",
-            axes=axes,
-            stem=stem,
-            shapes={"X": shape},
-            external_shapes={"W": external},
-        )
+        channels_first = self.layout == "NCHW"
+        weights = "c, kh, kw" if channels_first else "kh, kw, c"
+        external = [self.c, 1, self.kh, self.kw] if channels_first else [self.kh, self.kw, self.c, 1]
+        value = f"sum([kh,kw], {{image}} * W[{weights}])"
+        program = _by_channel(self, "depthwise_conv2d", (rows, columns), self.dilation, value, "0")
+        return replace(program, external_shapes={"W": external})
 
 
 # Pooling
@@ -238,16 +224,27 @@ class _Pool(Operator, kw_only=True, frozen=True):
 
     def pooled(self, rows: _Window, columns: _Window, reduce: str, pad: str, finish: str) -> Program:
         """``Y[...] = reduce([kh,kw], X[... | pad=...]) finish``"""
-        y, x = rows.index("oh", "kh"), columns.index("ow", "kw")
-        channels_first = self.layout == "NCHW"
-        axes = ("n", "c", "oh", "ow") if channels_first else ("n", "oh", "ow", "c")
-        data = f"n, c, {y}, {x}" if channels_first else f"n, {y}, {x}, c"
-        shape = [self.n, self.c, self.h, self.w] if channels_first else [self.n, self.h, self.w, self.c]
-        sizes = {"n": self.n, "c": self.c, "oh": rows.out, "ow": columns.out, "kh": self.kh, "kw": self.kw}
-        stem = f"{self.kind}_{self.n}x{self.c}x{self.h}x{self.w}_{self.kh}x{self.kw}"
-        stem += _window_suffix(self.stride, (rows.dilation, columns.dilation), self.padding, self.layout)
-        text = f"Y[{','.join(axes)}] = {reduce}([kh,kw], X[{data} | pad={pad}]){finish}"
-        return Program(text=text, sizes=sizes, output="Y", axes=axes, stem=stem, shapes={"X": shape})
+        dilation = (rows.dilation, columns.dilation)
+        value = f"{reduce}([kh,kw], {{image}}){finish}"
+        return _by_channel(self, self.kind, (rows, columns), dilation, value, pad)
+
+
+def _by_channel(
+    given: DepthwiseConv2d | _Pool, kind: str, windows: tuple[_Window, _Window], dilation: Any, value: str, pad: str
+) -> Program:
+    """An operator whose windows lie within a channel: ``Y[...] = value``, where ``{image}`` stands for the element that
+    a window reads, ``pad`` outside of the image."""
+    rows, columns = windows
+    y, x = rows.index("oh", "kh"), columns.index("ow", "kw")
+    sizes = {"n": given.n, "c": given.c, "oh": rows.out, "ow": columns.out, "kh": given.kh, "kw": given.kw}
+    axes, data = ("n", "c", "oh", "ow"), f"n, c, {y}, {x}"
+    shape = [given.n, given.c, given.h, given.w]
+    if given.layout == "NHWC":
+        axes, data, shape = ("n", "oh", "ow", "c"), f"n, {y}, {x}, c", [given.n, given.h, given.w, given.c]
+    stem = f"{kind}_{given.n}x{given.c}x{given.h}x{given.w}_{given.kh}x{given.kw}"
+    stem += _window_suffix(given.stride, dilation, given.padding, given.layout)
+    text = f"Y[{','.join(axes)}] = {value.format(image=f'X[{data} | pad={pad}]')}"
+    return Program(text=text, sizes=sizes, output="Y", axes=axes, stem=stem, shapes={"X": shape})
 
 
 class AvgPool2d(_Pool, tag="avg_pool2d", kw_only=True, frozen=True):

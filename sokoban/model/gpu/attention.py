@@ -26,6 +26,7 @@ from sokoban.schedule.attention import (
     GROUP_WARPS,
     LANES,
     AttentionSchedule,
+    RowTiles,
     SliceSumSchedule,
     padded,
     shared_bytes,
@@ -132,11 +133,9 @@ class BlockWork:
     """Work of the blocks of an attention kernel, of a gradient of it or of a pair of products.
 
     Attributes:
-        dtype, instruction: what multiplies.
+        dtype: of what is multiplied.
+        schedule: tiles, warps and buffers of a block.
         blocks: of the launch; ``row_blocks`` of them along the rows of one of ``problems``, in ``slices``.
-        warps: of a block.
-        stages: buffers of what is walked.
-        logits: of a step.
         products: elements that every logit is multiplied by or made of.
         loads_per_product: loads that threads issue per multiply-add.
         exponentials: instructions per logit besides its exponential and the mask.
@@ -150,14 +149,11 @@ class BlockWork:
     """
 
     dtype: str
-    instruction: Instruction
+    schedule: RowTiles
     blocks: int
     row_blocks: int
     problems: int
     slices: int
-    warps: int
-    stages: int
-    logits: int
     products: float
     loads_per_product: float
     exponentials: float
@@ -168,6 +164,11 @@ class BlockWork:
     own_bytes: float
     walk: Walks
     special: float = 1.0
+
+    @property
+    def logits(self) -> int:
+        """Logits of a step."""
+        return self.schedule.rows * self.schedule.walked
 
 
 def estimate_attention(
@@ -208,7 +209,7 @@ def estimate_blocks(work: BlockWork, resources: Resources, device: DeviceSpec) -
     resident = _resident(resources.threads, registers, shared, device)
     if not resident:
         return _estimate(math.inf, {"compute": math.inf}, registers, shared, 0, 0)
-    rates = _rates(work.instruction, work.dtype, device)
+    rates = _rates(work.schedule.instruction, work.dtype, device)
     times = _times(work, device, rates, resident)
     seconds = _with_memory(times, work, device)
     if rates is not None and rates.power_limited_flops is not None:
@@ -238,14 +239,11 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
     queries, *walked = kernel.inputs
     return BlockWork(
         dtype=attention.dtype,
-        instruction=schedule.instruction,
+        schedule=schedule,
         blocks=schedule.blocks(kernel),
         row_blocks=schedule.row_blocks(kernel),
         problems=kernel.problems,
         slices=kernel.slices,
-        warps=schedule.warps,
-        stages=schedule.stages,
-        logits=schedule.rows * schedule.keys,
         products=depth + width,
         loads_per_product=loads_per_product(schedule, schedule.keys, width) if is_scalar else 0.0,
         # Sums shrink where a step brings a larger logit.
@@ -304,17 +302,17 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
     shared = work.port_bytes / port * cycle
 
     walk = work.walk
-    warps = max(1.0, work.warps * resident / device.teu.group_size)
+    warps = max(1.0, work.schedule.warps * resident / device.teu.group_size)
     # Several groups take turns at the tensor cores no better than the two or three of FlashAttention 3.
-    by_groups = work.instruction.is_by_groups
+    by_groups = work.schedule.instruction.is_by_groups
     exposed = GROUP_EXPOSED ** min(1.0, math.log2(warps)) if by_groups else EXPOSED ** math.log2(warps)
     if rates is None:
         exposed = 1.0  # Products and exponentials are issued by the same schedulers.
     longer, shorter = max(products, exponentials), min(products, exponentials)
     step = max(longer + exposed * shorter, shared)
     # With two buffers copies have a whole step of their block to arrive, with one about half of it.
-    arriving = _copy_seconds(work, device) - resident * step * max(0.5, work.stages - 1)
-    waiting = max(0.0 if by_groups else STEP_CYCLES / work.stages * cycle, arriving)
+    arriving = _copy_seconds(work, device) - resident * step * max(0.5, work.schedule.stages - 1)
+    waiting = max(0.0 if by_groups else STEP_CYCLES / work.schedule.stages * cycle, arriving)
     if rates is None:
         # Keys and values come through registers, while their block does nothing else.
         waiting = max(waiting, 2.0 * _copy_seconds(work, device))

@@ -95,14 +95,11 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
     output = float(kernel.output.size_bytes)
     return BlockWork(
         dtype=attention.dtype,
-        instruction=schedule.instruction,
+        schedule=schedule,
         blocks=schedule.blocks(kernel),
         row_blocks=schedule.row_blocks(kernel) * shares,
         problems=kernel.problems,
         slices=1,
-        warps=schedule.warps,
-        stages=schedule.stages,
-        logits=schedule.rows * schedule.step,
         products=dots + results / shares,
         loads_per_product=_loads_per_product(schedule, dots, results),
         exponentials=LOGIT_INSTRUCTIONS,

@@ -125,14 +125,11 @@ def _work(kernel: ProductPair, schedule: PairSchedule) -> BlockWork:
     once_bytes += sum(tensors[load.tensor].size_bytes for load in kernel.final_loads)
     return BlockWork(
         dtype=kernel.dtype,
-        instruction=schedule.instruction,
+        schedule=schedule,
         blocks=schedule.blocks(kernel),
         row_blocks=schedule.row_blocks(kernel),
         problems=kernel.problems,
         slices=1,
-        warps=schedule.warps,
-        stages=schedule.stages,
-        logits=schedule.rows * schedule.step,
         products=depth + width,
         loads_per_product=loads_per_product(schedule, schedule.step, width) if is_scalar else 0.0,
         exponentials=element_instructions(kernel, schedule),

@@ -190,9 +190,8 @@ def pipelined_waiting(step: BlockStep, waiting: Floats, work: Floats, transfer: 
     table = step.table
     if not table.has_stages:
         return waiting
-    # Two buffers belong to the products of warp groups, which also go on while their threads meet; of bulk copies one:
-    # a buffer is given back once its own products are done, whatever the threads are at.
-    ahead = np.maximum(1, table.stages - np.where(table.wgmma & ~table.bulk, 2, 1))
+    # Products of warp groups go on while their threads meet.
+    ahead = np.maximum(1, table.stages - 1)
     barrier = np.where(table.wgmma, 0.0, BARRIER_CYCLES / step.device.clocks.boost_hz)
     late = np.maximum(0.0, (LOADED_LATENCY * latency_seconds(step.device) + transfer) / ahead - work) + barrier
     return np.where(table.stages > 1, np.minimum(late, waiting), waiting)

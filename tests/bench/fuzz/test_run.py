@@ -77,9 +77,9 @@ def test_the_canonical_form_means_what_was_written() -> None:
 class _Judged:
     """A kernel's verification as it came out."""
 
-    def __init__(self, reason: str, error: float | None) -> None:
+    def __init__(self, reason: str, error: float | None, **sizes: int) -> None:
         self.result = Verification(
-            passed=False, method="", relative_error=error, tolerance=1e-4, axis_sizes={}, reason=reason
+            passed=False, method="", relative_error=error, tolerance=1e-4, axis_sizes=sizes, reason=reason
         )
 
 
@@ -88,6 +88,7 @@ class _Judged:
     [
         ("relative error 1 is above 0.0001", 1.0, True, "wrong"),
         ("relative error 1 is above 0.0001", 1.0, False, "unsound"),
+        ("3 of 9 outputs not written, or read outside a tensor", 1.0, False, "unsound"),
         ("verify: a race", float("inf"), False, "wrong"),
         ("no such tile", None, True, "refused"),
     ],
@@ -96,6 +97,13 @@ def test_outcomes(monkeypatch: pytest.MonkeyPatch, reason: str, error: float | N
     monkeypatch.setattr(bench.fuzz.kernels, "_is_sound", lambda kernel, result: sound)
     kernel: Kernel = kernels_of(operator_from_data(TRIANGLE), "v100")[0]
     assert outcome_of(kernel, _Judged(reason, error).result) == outcome
+
+
+def test_numbers_beyond_the_accumulators_are_no_fault_of_a_kernel() -> None:
+    data = {"expr": "G[i] = exp(X[i] * 400); Y[i] = sum(j, G[i] * W[j])", "sizes": {"i": 64, "j": 8}}
+    kernel: Kernel = kernels_of(operator_from_data(data), "v100")[0]
+    judged = _Judged("3 of 9 outputs not written, or read outside a tensor", 1.0, i=64, j=8)
+    assert outcome_of(kernel, judged.result) == "unsound"
 
 
 def test_seeds_are_those_of_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from codegen.tensor_map import TensorMap
 from hal.support.errors import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import kernel_record
-from tests.codegen.matrix_kernels import bulk_schedule_of, form_of
+from tests.codegen.matrix_kernels import form_of, wgmma_schedule_of
 
 SEEN = TensorMap(tensor="A", dtype="bfloat16", shape=(3, 70, 64), box=(1, 32, 64))
 
@@ -57,7 +57,7 @@ def test_a_driver_without_tensor_maps_is_said(monkeypatch: pytest.MonkeyPatch, g
 def test_a_kernel_of_a_bundle_takes_its_operands_as_maps(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
     """From the schedule to the launch: the manifest holds what the launcher has the driver encode."""
     form = form_of(op="matmul", m=136, n=72, k=72)
-    schedule = bulk_schedule_of(form, 64, 64, 3, cluster=2, launched=2)
+    schedule = wgmma_schedule_of(form, 64, 64, 3, cluster=2, launched=2)
     target = Target("cuda-source", "sm_90", 32)
     built = build_kernel(BuildRequest(form=form, schedule=schedule, entry="product", target=target))
     assert built.error == "" and [seen.tensor for seen in built.tensor_maps] == ["A", "B"]

@@ -198,6 +198,7 @@ def test_the_best_chain_agrees_with_the_reference(operator: dict[str, Any]) -> N
     assert result.relative_error is not None and result.relative_error <= (1e-3 if "dtype" in operator else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("opencl")
 def test_a_gradient_of_weights_agrees_with_the_reference() -> None:
     program = chains(weight_gradient(**CONVOLUTION))[0]

@@ -67,7 +67,7 @@ def test_a_board_without_them_cannot_run_their_schedules() -> None:
     expr = operator_from_data(product_data())
     schedule = {
         "block": {"m": 128, "n": 256}, "thread": {"m": 16, "n": 256}, "step": {"k": 64}, "instruction": "wgmma_64xNx16",
-        "stages": 4,
+        "stages": 4, "cluster": 1,
     }  # fmt: skip
     groups = schedules_from_json(json.dumps(schedule).encode(), expr)
     on_h200, on_a100 = (score(groups, load_device(name)) for name in ("h200", "a100"))
@@ -82,6 +82,9 @@ def test_a_warp_of_a_group_has_sixteen_rows() -> None:
         "step": {"k": 64},
         "instruction": "wgmma_64xNx16",
     }
+    with pytest.raises(InputError, match="cluster: warp groups multiply tiles that are copied in bulk; give 1, 2, 4"):
+        narrow = {**schedule, "thread": {"m": 16, "n": 256}}
+        schedules_from_json(json.dumps(narrow).encode(), operator_from_data(product_data()))
     with pytest.raises(InputError, match=r"thread\.m: 32 with wgmma_64xNx16; a warp of a group has 16 rows"):
         schedules_from_json(json.dumps(schedule).encode(), operator_from_data(product_data()))
 

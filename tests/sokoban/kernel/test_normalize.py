@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -64,12 +63,10 @@ def test_padded_read_of_a_value_becomes_a_select() -> None:
     assert expr.statements == expected.statements
 
 
-def test_statements_that_multiply_are_refused_quickly() -> None:
+def test_statements_that_multiply_are_refused_before_there_are_so_many() -> None:
     text = "T0[i] = X[i]; " + "; ".join(f"T{n + 1}[i] = T{n}[i] * T{n}[i]" for n in range(60))
-    start = time.process_time()
     with pytest.raises(InputError) as caught:
         inline_pointwise(parse(text, i=3))
-    assert time.process_time() - start < 2
     assert str(caught.value) == (
         "expr: with its point-wise statements inlined, a statement of expr has more than 20000 terms or 150 levels; "
         "split the operator into several"

@@ -49,7 +49,7 @@ def test_the_rate_is_that_of_the_fastest_instructions() -> None:
 @pytest.mark.parametrize(("k", "n", "multiplied"), [(256, 128, True), (256, 129, False), (257, 128, False)])
 def test_warp_groups_take_rows_of_whole_pieces(k: int, n: int, multiplied: bool) -> None:
     placed = PlacedForm(product_of(k=k, n=n), H200)
-    assert (placed.warp_group_roles is not None) == multiplied
+    assert (placed.bulk_roles is not None) == multiplied
     # Single warps multiply what groups do not.
     assert placed.product is not None and placed.product.instruction is Instruction.MMA_16X8X16
 

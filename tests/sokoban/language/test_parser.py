@@ -167,7 +167,8 @@ def test_pad_in_the_brackets_goes_before_pad_of_the_tensor() -> None:
 @pytest.mark.parametrize(
     ("dtype", "pad", "kept"),
     [("float16", 0.3, 0.300048828125), ("bfloat16", -0.3, -0.30078125), ("float32", 0.3, 0.3), ("int8", -2.0, -2.0),
-     ("int8", math.inf, math.inf), ("float16", -math.inf, -math.inf)],
+     ("int8", math.inf, 127.0), ("int8", -math.inf, -128.0), ("int32", -math.inf, -(2.0**31)),
+     ("float16", -math.inf, -math.inf)],
 )  # fmt: skip
 def test_a_pad_is_an_element_of_its_tensor(dtype: str, pad: float, kept: float) -> None:
     expr = parse_program("Y[i] = X[i - 1]", {"i": 3}, {"X": dtype, "Y": "float32"}, pads={"X": pad}, shapes={"X": [3]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,23 +110,10 @@ def test_unusual_accesses(text: str) -> None:
     np.testing.assert_allclose(evaluate(expr, inputs), evaluate_point_by_point(expr, inputs), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("data", "limit_seconds"),
-    [
-        ({"op": "matmul", "m": 257, "n": 257, "k": 64}, 0.05),
-        ({"op": "conv2d", "n": 2, "c": 33, "h": 15, "w": 15, "f": 65, "kh": 3, "kw": 3, "padding": "SAME"}, 1.0),
-    ],
-    ids=["matmul", "conv2d"],
-)
-def test_fast_enough(data: dict[str, Any], limit_seconds: float) -> None:
-    expr = operator_from_data(data)
+def test_products_are_computed_as_products() -> None:
+    expr = operator_from_data({"op": "matmul", "m": 1021, "n": 1019, "k": 1013})  # point by point: minutes
     inputs = random_inputs(expr, seed=1)
-    best = math.inf
-    for _ in range(5):
-        start = time.process_time()
-        evaluate(expr, inputs)
-        best = min(best, time.process_time() - start)
-    assert best < limit_seconds
+    np.testing.assert_allclose(evaluate(expr, inputs), inputs["A"] @ inputs["B"], rtol=1e-9, atol=1e-9)
 
 
 def test_inputs_are_checked() -> None:

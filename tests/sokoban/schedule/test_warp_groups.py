@@ -9,21 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from codegen.gpu.matrix.base import product_problem
-from codegen.gpu.matrix.mma import MmaKernel
-from codegen.gpu.matrix.wgmma import WarpGroupKernel
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.gpu.breakdown import breakdown
-from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
+from sokoban.model.gpu.occupancy import registers_per_thread
 from sokoban.model.gpu.stages import compute_seconds, power_seconds, shared_seconds
 from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
+from sokoban.schedule.bulk_copies import bulk_schedules
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
+from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.search import search
 from tests.sokoban.schedules import form_of, matmul_schedule
 
@@ -32,7 +29,7 @@ A100, H100, H200 = load_device("a100"), load_device("h100"), load_device("h200")
 
 
 def group(rows: int = 128, width: int = 256, stages: int = 4) -> TileSchedule:
-    return matmul_schedule((rows, width), (16, width), 64, instruction=Instruction.WGMMA, stages=stages)
+    return matmul_schedule((rows, width), (16, width), 64, instruction=Instruction.WGMMA, stages=stages, cluster=1)
 
 
 MMA = matmul_schedule((128, 256), (64, 64), 64, instruction=Instruction.MMA_16X8X16, stages=3)
@@ -57,11 +54,6 @@ def test_registers_hold_sums_and_addresses_alone() -> None:
     assert registers.tolist() == [128 + 32, 64 + 32, 96 + 32, 128 + 64 + 36]
 
 
-@pytest.mark.parametrize("schedule", [group(), group(192, 256, 4), group(64, 64, 3), group(256, 128, 3)])
-def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
-    assert shared_bytes(table_of(schedule)).tolist() == [MmaKernel.shared_bytes(schedule, GEMM.roles)]
-
-
 def test_products_run_at_the_groups_own_rates() -> None:
     table = table_of(group(), MMA)
     step = BlockStep(table, PlacedForm(GEMM, H200))
@@ -80,17 +72,10 @@ def test_operands_are_read_once_a_group() -> None:
     step = BlockStep(table, PlacedForm(GEMM, H200))
     seconds = shared_seconds(step)
     rate = H200.shared.bandwidth_bytes_per_second / H200.unit_count / 128
-    copied = sum(part.wavefronts for part in step.fetches.values())
+    parts = step.fetches.values()
+    copied = np.where(table.bulk, sum(part.bulk_passes for part in parts), sum(part.wavefronts for part in parts))
     passes = seconds * rate / step.occupancy.running - copied
     np.testing.assert_allclose(passes, [2 * (64 + 256), 8 * (64 + 64)])
-
-
-def test_two_buffers_of_a_pipeline_belong_to_products() -> None:
-    """Three stages copy one step ahead, as two do with mma.sync; where copies are in time nobody waits for others."""
-    wait = breakdown(table_of(group(stages=3), group(stages=6), MMA), PlacedForm(GEMM, H200)).waiting
-    assert wait[1] == 0
-    assert wait[0] > wait[1]
-    assert wait[2] > 0
 
 
 @pytest.mark.parametrize("device", [H100, H200])
@@ -114,26 +99,15 @@ def test_warp_groups_are_the_faster_ones(device: DeviceSpec) -> None:
 )
 def test_other_operators_are_left_to_other_instructions(operator: dict[str, Any], reason: str) -> None:
     form = form_of(**operator)
-    assert PlacedForm(form, H200).warp_group_roles is None, reason
-    assert list(warp_group_schedules(PlacedForm(form, H200))) == []
+    assert PlacedForm(form, H200).bulk_roles is None, reason
+    assert list(bulk_schedules(PlacedForm(form, H200))) == []
 
 
 def test_no_other_board_is_proposed_any() -> None:
-    assert list(warp_group_schedules(PlacedForm(GEMM, A100))) == []
+    assert list(bulk_schedules(PlacedForm(GEMM, A100))) == []
     later = msgspec.structs.replace(H200, compute_capability=(10, 0), architecture="sm_100")
-    assert list(warp_group_schedules(PlacedForm(GEMM, later))) == []
+    assert list(bulk_schedules(PlacedForm(GEMM, later))) == []
     assert all(schedule.instruction != Instruction.WGMMA for schedule in search(GEMM, A100).schedules)
-
-
-@pytest.mark.parametrize("transpose", [False, True])
-def test_what_is_proposed_can_be_lowered(transpose: bool) -> None:
-    form = form_of(op="matmul", m=1000, n=136, k=200, transpose_a=transpose, transpose_b=transpose, dtype="bfloat16")
-    proposed = list(warp_group_schedules(PlacedForm(form, H200)))
-    assert {product_problem(WarpGroupKernel, form, schedule) for schedule in proposed} == {None}
-    assert {schedule.block_of["n"] for schedule in proposed} == {64, 128, 192, 256}
-    assert {schedule.stages for schedule in proposed} == {3, 4, 5, 6}
-    small = form_of(op="matmul", m=8, n=72, k=64, dtype="float16")
-    assert {tuple(s.block_of.values()) for s in warp_group_schedules(PlacedForm(small, H200))} == {(64, 64), (64, 128)}
 
 
 def test_the_search_finds_them_and_keeps_one_to_fall_back_on() -> None:

@@ -27,8 +27,6 @@ def test_a_few_jobs_are_within_their_bars() -> None:
     assert len(few) >= 3
     errors = np.array([job.step().seconds / job.seconds - 1 for job in few])
     assert np.abs(errors).mean() < BARS["llm-foundry"]
-    # Without what the job does besides its model, all of them are too fast.
-    assert all(job.step(is_baseline=True).seconds < job.step().seconds for job in few)
 
 
 def test_norms_and_metrics_are_those_of_the_job() -> None:

@@ -8,16 +8,69 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.compile.build import build_kernel
+from codegen.compile.request import BuildRequest
 from codegen.gpu.matrix.bulk import bulk_problem
 from codegen.gpu.source.nvrtc import compile_cuda
+from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.source.text import specific_architecture
+from codegen.target import Target
 from codegen.tensor_map import TensorMap
-from codegen.verify.emulator import EmulatorError
+from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from codegen.verify.gpu import verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
-from tests.codegen.gpu.matrix.test_wgmma import OPERATORS, SERIALISED, text_of
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.tile import TileSchedule
 from tests.codegen.lowering import lower
-from tests.codegen.matrix_kernels import assert_right, emulate, form_of, needs_emulator
-from tests.codegen.matrix_kernels import bulk_schedule_of as schedule_of
+from tests.codegen.matrix_kernels import assert_right, emulate, form_of, needs_emulator, source_of
+from tests.codegen.matrix_kernels import schedule_of as wmma_schedule
+from tests.codegen.matrix_kernels import wgmma_schedule_of as schedule_of
+
+SERIALISED = "wgmma.mma_async instructions are serialized"
+
+
+def text_of(form: KernelForm, schedule: TileSchedule) -> str:
+    return strip_prelude(source_of(form, lower(form, schedule, entry="wgmma"), "sm_90a"))
+
+
+ODD = {"op": "matmul", "m": 136, "n": 200, "k": 328}
+OPERATORS: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "rows": ({**ODD, "m": 131}, 128, 128, 4),
+    "transposed_a": ({**ODD, "transpose_a": True}, 64, 256, 3),
+    "transposed_b": ({**ODD, "transpose_b": True, "n": 203}, 64, 192, 5),
+    "both_bfloat16": ({**ODD, "transpose_a": True, "transpose_b": True, "dtype": "bfloat16"}, 192, 64, 6),
+    "one_step": ({"op": "matmul", "m": 70, "n": 72, "k": 40}, 64, 64, 3),
+    "batch": ({"op": "batch_matmul", "b": 3, "m": 65, "n": 40, "k": 136}, 64, 64, 3),
+    "conv_1x1_nhwc": (
+        {"op": "conv2d", "n": 2, "c": 40, "h": 8, "w": 9, "f": 72, "kh": 1, "kw": 1, "layout": "NHWC"}, 64, 128, 3
+    ),
+    "epilogue": (
+        {"op": "matmul", "m": 130, "n": 72, "k": 64, "epilogue": [{"function": "bias_add", "axis": "n"}, "gelu"]},
+        64, 128, 4,
+    ),
+    "residual": (
+        {
+            "expr": "acc[m,n] = sum(k, A[m,k] * B[k,n])\nC[m,n] = max(acc[m,n] + bias[n] + R[m,n], 0.0)",
+            "sizes": {"m": 70, "n": 72, "k": 200},
+        },
+        64, 64, 3,
+    ),
+    "float32_output": (
+        {
+            "expr": "acc[m,n] = sum(k, A[m,k] * B[k,n])\nC[m,n] = max(acc[m,n], 0.0)",
+            "sizes": {"m": 50, "n": 72, "k": 64},
+            "dtypes": {"C": "float32"},
+        },
+        64, 128, 3,
+    ),
+    "two_depths": (
+        {"expr": "C[m,n] = sum((j, k), A[j,m,k] * B[j,k,n])", "sizes": {"j": 3, "m": 40, "n": 40, "k": 72}}, 64, 64, 4
+    ),
+    "column_axis_first": (
+        {"expr": "C[n,m] = sum(k, A[m,k] * B[k,n])", "sizes": {"m": 40, "n": 72, "k": 72}}, 64, 64, 3
+    ),
+}  # fmt: skip
 
 
 @needs_emulator
@@ -183,6 +236,67 @@ def test_machine_code_multiplies_eight_bits() -> None:
     assert (mix.kind("QGMMA"), mix.kind("HGMMA", "HMMA", "F2FP")) == (4, 0)
 
 
+@needs_emulator
+def test_a_descriptor_has_its_fields_where_the_ptx_manual_puts_them() -> None:
+    """Bits 0 to 13, 16 to 29 and 32 to 45 without the lowest four of each; 1 in 62 and 63 for 128 bytes; no others."""
+    form = form_of(op="matmul", m=64, n=64, k=64)
+    functions = text_of(form, schedule_of(form, 64, 64, 3)).split('extern "C"', maxsplit=1)[0]
+    body = """
+      extern __shared__ __align__(1024) float s[];
+      if (threadIdx.x) return;
+      D[0] = matrix_descriptor(s, 0, 16, 1024);
+      D[1] = matrix_descriptor(s, 8192 + 96, 8192, 1024);
+      D[2] = matrix_descriptor(s, 0x2FC00, 32768, 1024);
+    """
+    kernel = 'extern "C" __global__ void f(unsigned long long* __restrict__ D)'
+    given = np.zeros(3, np.uint64)
+    (found,) = run_cuda_on_cpu(f"{functions}\n{kernel} {{ {body} }}", "f", [given], [1], [128], [0], 1 << 18).outputs
+    swizzle, stride = 1 << 62, (1024 >> 4) << 32
+    assert found.tolist() == [
+        swizzle | stride | 1 << 16,
+        swizzle | stride | (8192 >> 4) << 16 | (8192 + 96) >> 4,
+        swizzle | stride | (32768 >> 4) << 16 | 0x2FC0,
+    ]
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("shift", "reason"),
+    [("1ULL << 62", "another swizzle"), ("2ULL << 49", "a base offset"), ("1ULL << 14", "bits where it has no field")],
+)
+def test_other_descriptors_are_refused(shift: str, reason: str) -> None:
+    form = form_of(op="matmul", m=64, n=64, k=64)
+    schedule = schedule_of(form, 64, 64, 3)
+    text = text_of(form, schedule)
+    broken = text.replace("| 1ULL << 62", f"| (1ULL << 62 ^ {shift})")
+    assert broken != text
+    with pytest.raises(EmulatorError, match=reason):
+        emulate(form, lower(form, schedule, entry="wgmma"), broken)
+
+
+def test_the_compiler_says_where_it_serialises_products() -> None:
+    """What the test above would find: sums that are touched while products are under way."""
+    form = form_of(op="matmul", m=4096, n=4096, k=4096)
+    text = text_of(form, schedule_of(form, 128, 256))
+    broken = text.replace("warp_group_commit();", "sums[0] += 1.0f; warp_group_commit();")
+    assert broken != text
+    assert SERIALISED in compile_cuda(broken, "sm_90a", name="wgmma").log
+
+
+def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
+    form = form_of(op="matmul", m=256, n=256, k=256)
+    group, warp = schedule_of(form), wmma_schedule(form, padding=0, instruction=Instruction.MMA_16X8X16, stages=3)
+    assert specific_architecture(group, "sm_90") == "sm_90a"
+    assert specific_architecture(group, "sm_90a") is None
+    assert specific_architecture(warp, "sm_90") is None
+    target = Target("cuda", "sm_90", 32)
+    request = BuildRequest(form=form, schedule=group, entry="wgmma", target=target)
+    built = build_kernel(request)
+    assert (built.error, built.architecture, built.spill_bytes) == ("", "sm_90a", 0)
+    assert built.binary is not None
+    assert build_kernel(BuildRequest(form=form, schedule=warp, entry="mma", target=target)).architecture is None
+
+
 @pytest.mark.parametrize(
     ("operator", "changes", "problem"),
     [
@@ -201,6 +315,10 @@ def test_machine_code_multiplies_eight_bits() -> None:
             {"step": 32},
             "B has its depth down the rows: elements of 32 bits are multiplied along them",
         ),
+        ({}, {"rows": 96}, "block 96 of axis m: warp groups take multiples of 64, 16 rows a warp"),
+        ({}, {"width": 112}, "block 112 of axis n: a warp group has all of 64, 96, 128, 160, 192, 224, 256 columns"),
+        ({}, {"step": 32}, "step 32 of axis k: warp groups take multiples of 64"),
+        ({}, {"padding": 8}, "padding: tiles of warp groups are swizzled instead"),
         ({}, {"stages": 1}, "1 pipeline stages: bulk copies take 2 to 8"),
         ({}, {"rows": 192, "width": 256}, "3 warp groups of 256 columns have too few registers"),
         ({}, {"rows": 256}, "4 warp groups of 128 columns have too few registers"),

@@ -24,7 +24,8 @@ def test_eight_equal_halves_of_words_are_four_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "size"), [("nv_bfloat164 kept[24]", 192), ("ushort2 staged[8]", 32), ("char4 a[3]", 12)]
+    ("array", "size"),
+    [("nv_bfloat164 kept[24]", 192), ("ushort2 staged[8]", 32), ("char4 a[3]", 12), ("ulonglong4 kept[2]", 64)],
 )
 def test_shared_arrays_of_vectors_are_counted(array: str, size: int) -> None:
     assert static_shared_bytes(f"  __shared__ {array};\n") == size

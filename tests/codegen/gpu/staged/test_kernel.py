@@ -21,6 +21,7 @@ from sokoban.schedule.pipelines import BODY_STATEMENTS, turned_tensors
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import CUDA, lower
 
+AMPERE = Target("cuda", "sm_80", 32)
 GEMM = {"op": "matmul", "m": 256, "n": 256, "k": 128}
 OPERATORS: tuple[dict[str, Any], ...] = (
     {"op": "matmul", "m": 100, "n": 96, "k": 70},
@@ -228,6 +229,31 @@ def test_what_cannot_be_copied_past_the_registers_is_refused() -> None:
     form = form_of(**GEMM, dtype="float16")
     with pytest.raises(LoweringError, match="elements of A are smaller than the 4 bytes of a copy"):
         lower(form, gemm_schedule(asynchronous=True), entry="staged")
+
+
+def test_a_thread_that_copies_a_whole_tensor_is_refused() -> None:
+    form = form_of(expr="Y[i] = sum(k, X[2*k,2*k] * Z[k,i])", sizes={"i": 1, "k": 512})
+    schedule = TileSchedule(block=sizes({"i": 1}), thread=sizes({"i": 1}), step=sizes({"k": 64}), cached=("X", "Z"))
+    with pytest.raises(
+        LoweringError, match="a thread copies 4096 pieces of X a step, and 1024 are written out at most"
+    ):
+        lower(form, schedule, entry="staged")
+
+
+@pytest.mark.usefixtures("emulator")
+def test_buffers_of_two_types_sized_at_launch_lie_behind_each_other() -> None:
+    """TVM would begin the second one at a multiple of 64 bytes, and the launch would have too few."""
+    form = form_of(
+        expr="C[i,j] = sum(k, A[i,k] * B[k,j] * t[j])", sizes={"i": 64, "j": 38, "k": 192}, dtypes={"t": "float16"}
+    )
+    schedule = TileSchedule(
+        block=sizes({"i": 64, "j": 38}), thread=sizes({"i": 4, "j": 2}), vthreads=sizes({"i": 1, "j": 1}),
+        step=sizes({"k": 64}), cached=("A", "B", "t"), padding=sizes({"A": 4}), stages=2, turned=("A",),
+    )  # fmt: skip
+    lowered = lower(form, schedule, entry="staged", target=AMPERE)
+    assert lowered.dynamic_shared_bytes > 48 * 1024 and lowered.dynamic_shared_bytes % 64
+    checked = verify(form, schedule, engine="emulator", target=AMPERE)
+    assert checked.passed, checked.reason
 
 
 @pytest.mark.usefixtures("emulator")

@@ -82,7 +82,7 @@ def test_calls_run_at_once_each_on_its_core() -> None:
     seen = []
 
     def call() -> None:
-        meeting.wait(10)
+        meeting.wait(600)
         seen.append(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [])
 
     with Cores(cpus) as cores:
