@@ -21,7 +21,7 @@ ROOMS = {
     "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "rivals": "steps",
     "networks": "steps", "plans": "steps", "jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
     "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "own_products": "kernels",
-    "own_attention": "kernels", "thesis": "kernels",
+    "own_attention": "kernels", "thesis": "kernels", "today": "library", "narrow_jobs": "steps",
 }  # fmt: skip
 TABLES = tuple(ROOMS)
 
