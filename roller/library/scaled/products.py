@@ -251,7 +251,7 @@ class _Calls:
         return self.by_best(name, DEEP_GEMM[self.generation], quantise, np.where(is_deep, deep, hosts["cutlass block"]))
 
     def microscaled(self, quantise: Floats) -> ScaledTimes:
-        """Scales of 32 elements, by DeepGEMM's kernels, whose scales the units apply likewise: no table was measured."""
+        """Scales of 32 elements, by DeepGEMM's kernels, whose scales the units apply likewise: none was measured."""
         name = f"deepgemm, {self.generation}" if self.generation != "warps" else "triton block"
         return self.by_best(name, DEEP_GEMM[self.generation], quantise, np.zeros_like(self.m))
 
