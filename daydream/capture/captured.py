@@ -95,6 +95,7 @@ class Capture:
         attention: version of fused attention that runs.
         assumed: what the capture had to suppose, a sentence each.
         blocks: paths of the equal modules that the model repeats the most of, in order.
+        precision: of linear layers within the blocks (:data:`daydream.operators.variants.PRECISIONS`).
         tf32: whether convolutions of float32 may round their operands to TF32 (``torch.backends.cudnn.allow_tf32``).
     """
 
@@ -109,4 +110,5 @@ class Capture:
     attention: str = "auto"
     assumed: tuple[str, ...] = field(default=())
     blocks: tuple[str, ...] = ()
+    precision: str = ""
     tf32: bool = True

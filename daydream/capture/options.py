@@ -34,6 +34,7 @@ class CaptureOptions:
         checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
         parameters: type that parameters have under autocast, ``bfloat16`` or ``float16`` as FSDP's mixed precision
             gathers them; empty for float32.
+        precision: of linear layers within the repeated blocks, one of :data:`daydream.operators.variants.PRECISIONS`.
     """
 
     batch: int | None = None
@@ -51,3 +52,4 @@ class CaptureOptions:
     assume: tuple[str, ...] = ()
     checkpoint: str = "none"
     parameters: str = ""
+    precision: str = ""

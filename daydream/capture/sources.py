@@ -115,6 +115,11 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
+    if options.precision not in ("", "16-bit"):
+        assumed.append(
+            f"linear layers of the repeated blocks run in {options.precision}; embedding, head, attention and norms "
+            "stay in 16 bits, and memory is counted as if all did"
+        )
     values = parse_assumptions(options.assume)
     assumed += assumption_texts(values)
     with (
@@ -125,7 +130,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
-    step = replace(step, attention=options.attention)
+    step = replace(step, attention=options.attention, precision=options.precision)
     return _rounded(step) if options.tf32 else replace(step, tf32=False)
 
 

@@ -12,7 +12,7 @@ import click
 
 from daydream.capture.options import DTYPES
 from daydream.command.outputs import check_outputs, print_json, with_options, write_html
-from daydream.operators.variants import VERSIONS
+from daydream.operators.variants import PRECISIONS, VERSIONS
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
@@ -51,6 +51,13 @@ STEP_OPTIONS = (
         default="auto",
         show_default=True,
         help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        default=PRECISIONS[0],
+        show_default=True,
+        help="Of linear layers within the repeated blocks; all else keeps the step's type.",
     ),
     click.option(
         "--tf32/--no-tf32", "tf32", default=True, help="Convolutions of float32 may round to TF32: PyTorch's default."

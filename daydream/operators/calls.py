@@ -16,7 +16,7 @@ from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.operators.part_prices import Implementation, KernelPrice, PartKey, PartPrice, part_key, part_prices
 from daydream.operators.rules import describe, launches_nothing
 from daydream.operators.traffic import moved_bytes
-from daydream.operators.variants import attention_kernels, varied
+from daydream.operators.variants import attention_kernels, narrowed, varied
 from daydream.operators.work import Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -81,6 +81,7 @@ def operator_prices(
     attention: str = "",
     tf32: bool = True,
     tf32_products: bool = False,
+    precision: str = "",
 ) -> list[OperatorPrice]:
     """The price of every operator, in order; equal ones are the same object.
 
@@ -93,6 +94,7 @@ def operator_prices(
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
             by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
         tf32_products: whether products of float32 may, too: ``torch.set_float32_matmul_precision("high")``.
+        precision: of products of 16 bits (:data:`daydream.operators.variants.PRECISIONS`); empty keeps them.
 
     Raises:
         InputError: the board runs no such library or attention, or there is no such implementation.
@@ -110,6 +112,8 @@ def operator_prices(
     if family or tf32_products:
         # Equal operators stay the same object.
         distinct = {key: varied(work, family, tf32=tf32_products) for key, work in distinct.items()}
+    if precision:
+        distinct = {key: narrowed(work, precision) for key, work in distinct.items()}
     by_library = part_prices(distinct.values(), device, "library")
     instead = {
         key: _otherwise(work)

@@ -81,7 +81,7 @@ class PartKey(NamedTuple):
 _MODELS: dict[str, Model] = {
     "gemm": "products", "convolution": "convolutions", "elementwise": "element-wise", "softmax": "row-wise",
     "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
-    "collective": "collectives", "rows": "row-wise",
+    "collective": "collectives", "scaled": "products", "experts": "products", "rows": "row-wise",
 }  # fmt: skip
 
 #: The type that TensorFloat-32 is by name.

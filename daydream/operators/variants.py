@@ -1,4 +1,4 @@
-"""Which of several library kernels a job runs for the same operator: versions of attention, products by way of TF32.
+"""Which of several library kernels a job runs for the same operator: versions of attention, narrower products.
 
 PyTorch's ``scaled_dot_product_attention`` is FlashAttention 2 on every board from sm_80 on (``aten/.../flash_attn``);
 FlashAttention 3, cuDNN's kernels and those in Triton run where a job asks for them.
@@ -7,10 +7,11 @@ FlashAttention 3, cuDNN's kernels and those in Triton run where a job asks for t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from daydream.operators.work import Work
+from daydream.operators.work import Work, WorkPart
 from hal.support.errors import InputError
+from sokoban.language.layers import SCALED_PRECISIONS
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
@@ -23,6 +24,14 @@ VERSIONS = ("auto", "flash", "flash2", "flash3", "cudnn", "triton", "efficient",
 CAPTURED = {
     "flash2": "flash", "flash3": "flash", "cudnn": "flash", "triton": "flash", "math": "eager",
 }  # fmt: skip
+
+#: Names of ``--precision``: 16 bits, and those of narrow linear layers.
+PRECISIONS = ("16-bit", *SCALED_PRECISIONS)
+
+#: Multiple that rows and columns of narrow operands must be.
+_SIDE = 16
+
+_WIDE = ("bfloat16", "float16")
 
 #: The first boards with FlashAttention, the only ones that run FlashAttention 3, those with FlashAttention 4.
 _AMPERE, _HOPPER, _BLACKWELL = (8, 0), 9, 10
@@ -71,3 +80,24 @@ def varied(work: Work, attention: str, *, tf32: bool) -> Work:
         parts = tuple(replace(part, variant="tfloat32") if part.data else part for part in work.parts)
         return replace(work, parts=parts)
     return work
+
+
+def narrowed(work: Work, precision: str) -> Work:
+    """The work of an operator whose products of two matrices run in a precision, as training frameworks run them.
+
+    Every product's activations, or gradients, are quantised before it. Products whose sides are no multiples of 16 stay
+    as they are: matrix units do not take them.
+    """
+    if work.kind != "matrix product":
+        return work
+    return replace(work, parts=tuple(_narrowed(part, precision) for part in work.parts))
+
+
+def _narrowed(part: WorkPart, precision: str) -> WorkPart:
+    data: dict[str, Any] = part.data
+    if data.get("op") != "matmul" or data.get("dtype") not in _WIDE:
+        return part
+    sizes = {name: data[name] for name in ("m", "n", "k")}
+    if any(size % _SIDE for size in sizes.values()):
+        return part
+    return replace(part, data={"op": "scaled_matmul", **sizes, "precision": precision, "kernels": "training"})

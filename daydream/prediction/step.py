@@ -15,6 +15,7 @@ from daydream.memory.predicted import StepMemory, step_memory
 from daydream.operators.calls import Implementation, KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.pricing import bound_of
 from daydream.prediction.host import host_seconds
+from daydream.prediction.narrow import narrow_places
 from daydream.trace.trace import Floats, Ints
 
 if TYPE_CHECKING:
@@ -163,15 +164,19 @@ def predicted(
     """
     launching = [place for place, operator in enumerate(capture.operators) if operator.launches]
     calls = [(each.name, each.inputs, each.outputs) for each in map(capture.operators.__getitem__, launching)]
+    narrow = narrow_places(capture)
+    groups = {precision: [row for row, place in enumerate(launching) if (place in narrow) == bool(precision)]
+              for precision in dict.fromkeys(("", capture.precision if narrow else ""))}  # fmt: skip
     steps = []
     for device in devices:
         prices = [OperatorPrice()] * len(capture.operators)
-        priced = operator_prices(
-            calls, device, implementation, attention=capture.attention, tf32=capture.tf32,
-            tf32_products=capture.dtype == "tf32",
-        )  # fmt: skip
-        for place, price in zip(launching, priced, strict=True):
-            prices[place] = price
+        for precision, rows in groups.items():
+            priced = operator_prices(
+                [calls[row] for row in rows], device, implementation, attention=capture.attention, tf32=capture.tf32,
+                tf32_products=capture.dtype == "tf32", precision=precision,
+            )  # fmt: skip
+            for row, price in zip(rows, priced, strict=True):
+                prices[launching[row]] = price
         counts = [len(price.kernels) for price in prices]
         launches = host_seconds(capture.operators, counts, device, host)
         steps.append(PredictedStep(capture=capture, device=device, prices=tuple(prices), host=launches))

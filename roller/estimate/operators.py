@@ -33,6 +33,7 @@ from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.collectives import collective_from_data, is_collective
+from sokoban.language.layers import is_layer, layer_from_data
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
 Implementation = Literal["best", "library"]
@@ -235,6 +236,8 @@ def _name(data: Mapping[str, Any]) -> str:
         return str(data["name"])
     if is_collective(data):
         return collective_from_data(data).stem
+    if is_layer(data):
+        return layer_from_data(data).stem
     stem = named_stem(data)
     return operator_from_data(data).name if stem is None or len(stem) > MAX_NAME_LENGTH - 4 else stem
 

@@ -19,9 +19,12 @@ from roller.library.attention.tiles import Family
 from roller.library.attention.times import AttentionSizes, attention_seconds
 from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolutions.float32 import ConvolutionSizes, convolution_seconds
+from roller.library.experts.call import SIZES as EXPERTS_SIZES
+from roller.library.experts.call import experts_call_time
 from roller.library.products.gemm import choose_gemm, framework_seconds
 from roller.library.products.gemm_tiles import generation
 from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
+from roller.library.scaled.call import scaled_call_time
 from roller.library.streaming.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.streaming.row_kernels import row_kernel_seconds
 from roller.library.streaming.rowwise import layer_norm_seconds, softmax_seconds
@@ -41,6 +44,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "stream": ("moved", "outputs", "points", "scattered", "blocks", "trips"),
     "roofline": ("moved", "outputs", "flops"),
     "collective": ("bytes", "ranks"),
+    "scaled": ("m", "n", "k"),
+    "experts": EXPERTS_SIZES,
     "rows": ("rows", "columns", "further"),
 }  # fmt: skip
 
@@ -71,7 +76,8 @@ class LibraryCall:
             ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
             ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
             of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
-            ``attention``: the family of kernels that runs, where it is not the fastest that the board has;
+            ``attention``: the family of kernels that runs, where it is not the fastest that the board has; ``scaled``
+            and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone;
             ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
@@ -298,6 +304,14 @@ def _collectives(first: LibraryCall, sizes: _Columns, labels: Sequence[str], dev
     return _listed(collective_seconds(name, sizes["bytes"], sizes["ranks"], where, dtype=first.dtype), labels)
 
 
+def _scaled(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(scaled_call_time(first.variant, sizes["m"], sizes["n"], sizes["k"], device), labels)
+
+
+def _experts(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(experts_call_time(first.variant, sizes, device), labels)
+
+
 def _row_kernels(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = row_kernel_seconds(
         first.variant, sizes["rows"], sizes["columns"], device, dtype_bytes=DTYPE_BYTES[first.dtype],
@@ -316,6 +330,8 @@ _MODELS: Mapping[str, _Model] = {
     "stream": _streams,
     "roofline": _rooflines,
     "collective": _collectives,
+    "scaled": _scaled,
+    "experts": _experts,
     "rows": _row_kernels,
 }
 

@@ -14,12 +14,14 @@ import msgspec
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall, PricedCall, price
+from roller.library.layers import layer_calls
 from roller.library.named_calls import named_calls
 from roller.library.parts import directed
 from roller.library.recognise import recognise
 from roller.library.streaming.elementwise import Direction
 from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.expression import TensorExpr
+from sokoban.language.layers import is_layer
 from sokoban.language.operators import operator_from_data
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
@@ -58,6 +60,8 @@ def library_calls(operator: Mapping[str, Any] | TensorExpr, direction: Direction
         return directed(recognise(operator), direction)
     if is_collective(operator):
         return [_collective_call(operator, direction)]
+    if is_layer(operator):
+        return layer_calls(operator, direction)
     calls = named_calls(operator) if isinstance(operator, dict) else None
     return directed(recognise(operator_from_data(operator)) if calls is None else calls, direction)
 

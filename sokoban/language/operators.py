@@ -24,6 +24,7 @@ from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dty
 from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
+from sokoban.language.layers import is_layer
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
     Accumulate,
@@ -90,6 +91,9 @@ def operator_from_data(data: object) -> TensorExpr:
             "op", f"{op!r} is a collective of several boards and no kernel of one",
             "roller estimate --implementation library prices it",
         )  # fmt: skip
+    if is_layer(data):
+        problem = f"{op!r} is a layer of several kernels of a library and no kernel of ours"
+        raise InputError("op", problem, "roller estimate --implementation library prices it")
     if not isinstance(op, str) or op not in NAMED_OPERATORS:
         close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
         operator_names = ", ".join(NAMED_OPERATORS)

@@ -29,6 +29,7 @@ FLOAT32_LANES_PER_UNIT = {
     "sm_89": 128,
     "sm_90": 128,
     "sm_100": 128,
+    "sm_103": 128,
     "sm_120": 128,
     "gfx906": 64,
     "gfx90a": 64,
@@ -47,6 +48,7 @@ PROGRAMMING_GUIDE = {
     (8, 9): (1536, 24, 65_536, 100, 99),
     (9, 0): (2048, 32, 65_536, 228, 227),
     (10, 0): (2048, 32, 65_536, 228, 227),
+    (10, 3): (2048, 32, 65_536, 228, 227),
     (12, 0): (1536, 24, 65_536, 100, 99),
 }
 
@@ -57,11 +59,17 @@ DATASHEET = {
     "a100-sxm-40gb": (108, 40 * 1024, 19.5, 1555),
     "a100-sxm-80gb": (108, 40 * 1024, 19.5, 2039),
     "b200": (148, 126 * 1024, 75, 8000),
+    "b300": (148, 126 * 1024, 75, 8000),
+    "gb200": (152, 126 * 1024, 76.5, 8000),
+    "gb300": (152, 126 * 1024, 76.5, 8000),
+    "h20": (78, 50 * 1024, 39.5, 4000),
     "h100-nvl": (132, 50 * 1024, 60, 3938),
     "h100-pcie-80gb": (114, 50 * 1024, 51.2, 2039),
     "h100-sxm-80gb": (132, 50 * 1024, 67, 3350),
     "h200": (132, 50 * 1024, 67, 4800),
+    "h800": (132, 50 * 1024, 67, 3350),
     "k80": (13, 1536, 8.74 / 2, 480 / 2),
+    "l20": (92, 96 * 1024, 59.8, 864),
     "l4": (58, 48 * 1024, 30.3, 300),
     "l40s": (142, 96 * 1024, 91.6, 864),
     "mi210": (104, 8 * 1024, 22.6, 1638),
@@ -200,6 +208,9 @@ def test_narrow_types_double_the_rate_of_halves(device: DeviceSpec) -> None:
             assert rates.peak_flops == pytest.approx(factor * halves.peak_flops, rel=0.01)
     integers = device.best_matrix_instruction("int8")
     assert integers is not None
+    if capability == (10, 3):  # Blackwell Ultra gave its integers up.
+        assert integers.peak_flops < 0.1 * halves.peak_flops
+        return
     # GeForce boards halve the rate of float32 sums, not that of integers.
     factor = 4 if device.title.startswith("NVIDIA GeForce") else 2
     assert integers.peak_flops == pytest.approx(factor * halves.peak_flops, rel=0.01)

@@ -122,13 +122,13 @@ def read_nemo(path: Path) -> list[NemoRun]:
             data=int(row["gpus"]) // tensor, tensor=tensor, micro_batches=int(row["micro_batches"]), shard="zero1",
             sequence=True, overlap_tensor=True,
         )  # fmt: skip
-        step = planned(_nemotron(batch, tensor), layout, device, usual_node(device))
+        step = planned(nemotron_units(batch, tensor), layout, device, usual_node(device))
         runs.append(NemoRun(boards=int(row["gpus"]), step=step, seconds=float(row["step_seconds"])))
     return runs
 
 
 @cache
-def _nemotron(batch: int, tensor: int) -> Units:
+def nemotron_units(batch: int, tensor: int) -> Units:
     options = CaptureOptions(
         batch=batch, dtype="bfloat16", optimizer="adamw", implementation="fused", attention="cudnn"
     )
