@@ -20,8 +20,9 @@ from hal.support.errors import InputError
 ROOMS = {
     "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "rivals": "steps",
     "networks": "steps", "plans": "steps", "jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
-    "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "own_products": "kernels",
-    "own_attention": "kernels", "thesis": "kernels", "today": "library", "narrow_jobs": "steps",
+    "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "serving": "library",
+    "training_kernels": "library", "own_products": "kernels", "own_attention": "kernels", "thesis": "kernels",
+    "today": "library", "narrow_jobs": "steps",
 }  # fmt: skip
 TABLES = tuple(ROOMS)
 

@@ -1,1 +1,1 @@
-"""Daydream on recorded traces: speed, and prices against recorded times."""
+"""Daydream on recorded traces and on captured architectures: speed, prices against recorded times, what is answered."""

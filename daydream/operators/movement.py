@@ -199,6 +199,8 @@ def pool(call: Call) -> Work | str:
     op = "avg_pool2d" if call.stem.startswith("avg") else "max_pool2d"
     n, c, h, w = tensor.dims
     rows, columns = padding or (0, 0)
+    # A window that is larger than its image, rounded up, has one place, and less to read.
+    window = (min(window[0], h + 2 * rows), min(window[1], w + 2 * columns))
     data = {
         "op": op, "n": n, "c": c, "h": h, "w": w, "kh": window[0], "kw": window[1], "stride": list(stride),
         "padding": [rows, columns, rows, columns], "dtype": dtype,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from daydream.operators.efficient_attention import efficient_attention_call
+from daydream.operators.attention import efficient_attention_call
 from daydream.operators.work import Direction, Model, Moved, Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.expression import DTYPE_BYTES
@@ -81,7 +81,7 @@ class PartKey(NamedTuple):
 _MODELS: dict[str, Model] = {
     "gemm": "products", "convolution": "convolutions", "elementwise": "element-wise", "softmax": "row-wise",
     "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
-    "collective": "collectives", "scaled": "products", "experts": "products",
+    "collective": "collectives", "scaled": "products", "experts": "products", "rows": "row-wise",
 }  # fmt: skip
 
 #: The type that TensorFloat-32 is by name.
@@ -180,7 +180,7 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library import library_calls
-    from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, check_call
+    from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, RMS, check_call
     from roller.library.products.matrix_gemm import has_matrix_gemm
 
     data = json.loads(key.text)
@@ -191,6 +191,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
         check_call(call, device)
     if key.variant == TF32 and has_matrix_gemm(device, TF32):
         calls = [replace(call, dtype=TF32) if call.kind == "gemm" else call for call in calls]
+    if key.variant == RMS:
+        calls = [replace(call, variant=RMS) for call in calls]
     if key.sizes and calls[0].kind == "convolution":
         calls = [replace(calls[0], sizes=key.sizes)]
     if calls[0].kind == "attention":
@@ -206,6 +208,8 @@ def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     from roller.library.streaming.elementwise import instruction_seconds, integer_seconds, reuse
     from roller.library.streaming.streams import POINT_INSTRUCTIONS
 
+    if moved.walk:
+        return LibraryCall(kind="rows", label=moved.kernel, sizes=moved.walk, dtype=moved.dtype, variant=moved.kernel)
     total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))
     # Integer instructions as so many of the others.
     each = float(integer_seconds(device, 1.0) / instruction_seconds(device, 1.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from daydream.operators.copies import with_copies
@@ -122,12 +123,16 @@ def _spatial_softmax(call: Call, work: Work, *, backward: bool) -> Work:
 
 
 def layer_norm(call: Call) -> Work | str:
-    """The work of layer norm or RMS norm, which costs no less."""
+    """The work of layer norm or RMS norm."""
     backward = call.stem.endswith("_backward")
     shape = call.inputs.value(LAYER_NORMS[call.stem])
     columns = math.prod(shape) if isinstance(shape, list) and all(type(size) is int for size in shape) else 0
     work = _along_rows(call, "layer_norm", None, backward=backward, columns=columns)
-    return work if isinstance(work, str) or not call.outputs else with_copies(work, _activations(call))
+    if isinstance(work, str):
+        return work
+    if "rms_norm" in call.stem:
+        work = replace(work, parts=tuple(replace(part, variant="rms") for part in work.parts))
+    return with_copies(work, _activations(call)) if call.outputs else work
 
 
 def _activations(call: Call) -> list[RecordedTensor]:

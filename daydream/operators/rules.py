@@ -12,6 +12,7 @@ from functools import lru_cache
 from daydream.operators import movement, pointwise, rowwise
 from daydream.operators.attention import describe_attention, is_attention
 from daydream.operators.convolutions import describe_convolution, is_convolution
+from daydream.operators.engines import engine, is_engine
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.operators.products import PRODUCTS, grouped_product, product, recurrent
 from daydream.operators.traffic import Call, tensors_of
@@ -86,6 +87,8 @@ def describe(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...] = ()
     if is_convolution(name):
         return describe_convolution(name, inputs, outputs)
     call = Call(name, inputs, outputs)
+    if is_engine(name):
+        return engine(call)
     if is_update(name):
         return update(call)
     if name.startswith("inductor::"):

@@ -40,15 +40,15 @@ _AMPERE, _HOPPER, _BLACKWELL = (8, 0), 9, 10
 def attention_kernels(version: str, device: DeviceSpec) -> str:
     """The family of kernels (:data:`roller.library.attention.tiles.Family`) of a version on a board.
 
-    cuDNN's fused attention is as fast as FlashAttention 3 on Hopper and as 4 on Blackwell (Shah et al. 2024, figures 5
-    to 7), and about FlashAttention 2 before.
+    cuDNN's fused attention is as fast as FlashAttention 4 on Blackwell, a little faster than 3 on Hopper (its own
+    benchmark on H200; Shah et al. 2024, figures 5 to 7), and about FlashAttention 2 before.
 
     Raises:
         InputError: the board does not run it.
 
     >>> from hal.catalog import load_device
     >>> [attention_kernels(each, load_device("h100")) for each in ("auto", "flash3", "cudnn", "triton")]
-    ['', 'FlashAttention 3', 'FlashAttention 3', 'Triton']
+    ['', 'FlashAttention 3', 'cuDNN', 'Triton']
     """
     if version not in ("flash3", "cudnn", "triton"):
         return ""
@@ -61,7 +61,9 @@ def attention_kernels(version: str, device: DeviceSpec) -> str:
         return "Triton"
     if capability[0] == _BLACKWELL:
         return "FlashAttention 4"
-    return "FlashAttention 3" if capability[0] == _HOPPER else "FlashAttention 2"
+    if capability[0] == _HOPPER:
+        return "cuDNN" if version == "cudnn" else "FlashAttention 3"
+    return "FlashAttention 2"
 
 
 def varied(work: Work, attention: str, *, tf32: bool) -> Work:

@@ -34,6 +34,8 @@ class Moved:
         scattered: sectors of 32 bytes that are read where neighbours of the result lie apart in an operand.
         blocks: of a kernel that has few, such as one per channel; 0 for as many as there is work for.
         trips: round trips to memory that follow one another in each of ``blocks`` blocks of 512 threads.
+        walk: rows, columns and further columns of a kernel of ``roller.library.streaming.row_kernels``, of elements of
+            ``dtype``; empty for others.
     """
 
     kernel: str
@@ -50,6 +52,7 @@ class Moved:
     scattered: float = 0.0
     blocks: float = 0.0
     trips: float = 0.0
+    walk: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class WorkPart:
         times: how often it runs, one after the other.
         channels_last: of convolutions: whether their tensors lie in NHWC.
         variant: the library's kernels where a job asks for them (:mod:`daydream.operators.variants`): a family of
-            attention, or ``tfloat32``.
+            attention, or ``tfloat32``; ``rms`` for layer norms without a mean.
         sizes: of convolutions over volumes, as the library's kernels walk them: those of ``roller.library.calls.KINDS``
             with every plane of a volume below the one before.
     """

@@ -26,6 +26,7 @@ from roller.library.products.gemm_tiles import generation
 from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
 from roller.library.scaled.call import scaled_call_time
 from roller.library.streaming.elementwise import Direction, LibraryTime, elementwise_seconds
+from roller.library.streaming.row_kernels import row_kernel_seconds
 from roller.library.streaming.rowwise import layer_norm_seconds, softmax_seconds
 from roller.library.streaming.streams import streamed_seconds
 from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
@@ -45,10 +46,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "collective": ("bytes", "ranks"),
     "scaled": ("m", "n", "k"),
     "experts": EXPERTS_SIZES,
+    "rows": ("rows", "columns", "further"),
 }  # fmt: skip
 
 #: Variant of convolutions whose tensors lie in NHWC.
 CHANNELS_LAST = "nhwc"
+
+#: Variant of layer norms without a mean.
+RMS = "rms"
 
 #: Kernels that PyTorch's ``scaled_dot_product_attention`` has on every board (``aten/.../flash_attn``, for sm_80): on
 #: Hopper and later their products are those of single warps.
@@ -72,7 +77,8 @@ class LibraryCall:
             ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
             of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
             ``attention``: the family of kernels that runs, where it is not the fastest that the board has; ``scaled``
-            and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone.
+            and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone;
+            ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -253,8 +259,13 @@ def _elementwise(first: LibraryCall, sizes: _Columns, labels: Sequence[str], dev
 
 
 def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
-    model = softmax_seconds if first.kind == "softmax" else layer_norm_seconds
-    return _listed(model(sizes["rows"], sizes["columns"], device, first.direction, DTYPE_BYTES[first.dtype]), labels)
+    width = DTYPE_BYTES[first.dtype]
+    return _listed(softmax_seconds(sizes["rows"], sizes["columns"], device, first.direction, width), labels)
+
+
+def _norms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    width, rms = DTYPE_BYTES[first.dtype], first.variant == RMS
+    return _listed(layer_norm_seconds(sizes["rows"], sizes["columns"], device, first.direction, width, rms=rms), labels)
 
 
 def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
@@ -301,18 +312,27 @@ def _experts(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
     return _listed(experts_call_time(first.variant, sizes, device), labels)
 
 
+def _row_kernels(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    times = row_kernel_seconds(
+        first.variant, sizes["rows"], sizes["columns"], device, dtype_bytes=DTYPE_BYTES[first.dtype],
+        further=sizes["further"],
+    )  # fmt: skip
+    return _listed(times, labels)
+
+
 _MODELS: Mapping[str, _Model] = {
     "gemm": _gemms,
     "convolution": _convolutions,
     "elementwise": _elementwise,
     "softmax": _softmax,
-    "layer_norm": _softmax,
+    "layer_norm": _norms,
     "attention": _attentions,
     "stream": _streams,
     "roofline": _rooflines,
     "collective": _collectives,
     "scaled": _scaled,
     "experts": _experts,
+    "rows": _row_kernels,
 }
 
 

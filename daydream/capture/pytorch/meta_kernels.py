@@ -134,8 +134,18 @@ def _grouped_products(mat_a: Any, mat_b: Any, offs: Any = None, bias: Any = None
     return mat_a.new_empty(sizes, dtype=out_dtype or mat_a.dtype)
 
 
+def _filled(tensor: Any, mask: Any, value: Any) -> Any:
+    """``aten::masked_fill`` by a number that lies on the host, which boards take."""
+    if value.is_meta:
+        return torch.ops.aten.masked_fill.Tensor(tensor, mask, value)
+    return torch.ops.aten.masked_fill.Scalar(tensor, mask, value.item())
+
+
 #: What is run in the place of operators whose own kernels for ``meta`` take less than a board's.
-SHAPE_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: _grouped_products}
+SHAPE_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten._grouped_mm.default: _grouped_products,
+    torch.ops.aten.masked_fill.Tensor: _filled,
+}
 
 
 @contextmanager

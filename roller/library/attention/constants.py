@@ -16,6 +16,8 @@ class KernelConstants:
     # Share of the shorter of products and softmax that is not hidden behind the longer on a full unit: most of it where
     # a warp does one after the other, less where warp groups take turns (FlashAttention 3) or have one task each.
     exposed: float
+    # The same of a backward pass, where it differs.
+    backward_exposed: float | None = None
     # float32 instructions per score besides its exponential: scale, maximum, sum, conversion, rescaling of the output.
     # Blackwell's kernels do some exponentials as polynomials, on the lanes instead of the special function units.
     score_instructions: float
@@ -90,6 +92,14 @@ class AttentionConstants:
             ),
             "FlashAttention 3": KernelConstants(
                 exposed=0.56, score_instructions=3.0, mask_instructions=11.2, unit_bytes=23.5,
+                block_busy_cycles=3680.0, tail=0.257, start_cycles=8010.0, split_cycles=55.7, sequence_cycles=37.8,
+                backward_share=0.75,
+            ),
+            # cuDNN 9 on Hopper, whose tiles are taken for FlashAttention 3's: less of the softmax is exposed, and a
+            # mask costs a comparison and a selection. Chosen on calls of Llama 3.1 in its own benchmark on H200, the
+            # mask's instructions on gpt-oss's windows of 4096 and 8192 tokens.
+            "cuDNN": KernelConstants(
+                exposed=0.35, backward_exposed=0.62, score_instructions=3.0, mask_instructions=3.0, unit_bytes=23.5,
                 block_busy_cycles=3680.0, tail=0.257, start_cycles=8010.0, split_cycles=55.7, sequence_cycles=37.8,
                 backward_share=0.75,
             ),

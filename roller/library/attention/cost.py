@@ -153,7 +153,9 @@ def kernel_stages(calls: Calls, launch: AttentionLaunch, setting: Setting) -> At
     exposed = np.minimum(busy, dram) / (1 + steps / setting.constants.hidden_steps)
     body = np.maximum(np.maximum(busy, dram) + exposed, l2)
     if setting.instruction.power_limited_flops is not None:
-        limited = steps * step.products * setting.best_flops / setting.instruction.power_limited_flops
+        # What products draw follows from how many there are, not from the pace at which a backward pass makes them.
+        full = steps * step.products * (kernel.backward_share if setting.backward else 1.0)
+        limited = full * setting.best_flops / setting.instruction.power_limited_flops
         body = power_limited(body, limited, setting.constants.power, setting.constants.power_seconds)
 
     start, kernels = _start(calls, launch, traffic, kernel, setting)
@@ -222,7 +224,10 @@ def _busy_seconds(
     """Seconds until the last block has ended, were memory infinitely fast."""
     tile, walk, cycle, constants = launch.tile, launch.walk, setting.cycle, setting.constants
     longer, shorter = np.maximum(step.products, step.softmax), np.minimum(step.products, step.softmax)
-    shared = np.maximum(longer + kernel.exposed * shorter, step.load)
+    exposed = kernel.exposed
+    if setting.backward and kernel.backward_exposed is not None:
+        exposed = kernel.backward_exposed
+    shared = np.maximum(longer + exposed * shorter, step.load)
     waiting = (kernel.step_cycles + np.where(calls.paged, constants.page_cycles, 0.0)) * cycle
     waiting = waiting + kernel.exposed_loads * step.load
     masked = step.mask * walk.edges

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from hal.spec.device import DeviceSpec
 from roller.library.arrays import Bools, Floats
 
-Family = Literal["FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM", "Triton"]
+Family = Literal["FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM", "Triton", "cuDNN"]
 
 #: Row blocks of a causal call that are looked at one by one; more are sampled evenly.
 SAMPLED_BLOCKS = 16
@@ -188,7 +188,7 @@ def tiles(calls: Calls, kind: Family, device: DeviceSpec) -> Tiles:
     depth = np.maximum(calls.head_dim, calls.value_dim)
     if kind == "FlashAttention 2":
         return _tiles_of_two(calls, depth, device)
-    if kind == "FlashAttention 3":
+    if kind in ("FlashAttention 3", "cuDNN"):
         return _tiles_of_three(calls, depth)
     if kind == "Triton":
         return _tiles_of_triton(depth)

@@ -43,6 +43,10 @@ class GemmConstants:
     exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.0729, "volta": 1.99, "ampere": 1.02})
     # First loads and the store of a tile, in elements of k.
     prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 17.6, "volta": 11.2, "ampere": 12.5})
+    # FLOP/s of a unit that these elements are for: those of the boards fitted. Loads and stores have latencies and
+    # bandwidths, which units of 128 lanes and faster clocks do not shorten: there they take as long, and are more
+    # elements. No data: of Ampere's kernels A100 alone was fitted.
+    prologue_flops: float = 1.8e11
     # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
     overlap: float = 7.2
     # Row length, in elements, of a k-contiguous operand at which half of its short reads activate a DRAM row.
@@ -247,6 +251,8 @@ def _compute_seconds(
     traffic = _traffic(launch) + c.short_rows * _row_traffic(launch, device, size)
     slowdown = (1 + staging * traffic) * np.where(launch.depth > 8, c.sliced, 1.0)
     prologue = c.prologue[generation(device)]
+    if generation(device) == "ampere":
+        prologue *= max(flops / device.unit_count / c.prologue_flops, 1.0)
     block = 2 * launch.tile_m * launch.tile_n * (steps + prologue) * slowdown * device.unit_count
     block *= c.best_share / flops
     kind = generation(device)

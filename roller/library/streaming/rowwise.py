@@ -55,6 +55,10 @@ WARP_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 6.0, 34.0
 #: with a division each, then the result).
 NORM_FIXED, NORM_STEP = 170.0, 125.0
 
+#: RMS norm over layer norm: instructions of a step, whose sum of squares has no running mean and no divisions; chosen
+#: on PyTorch's forward kernels on an H200.
+RMS_SHARE = 0.43
+
 #: Layer norm: threads per row.
 NORM_THREADS = 128
 
@@ -87,7 +91,7 @@ def softmax_seconds(
     resident = _resident_rows(device, high, threads, rows_per_block)
     host = _host_units(device, device.framework_calls.softmax_call_seconds, SOFTMAX_HOST)
     kernels = np.full(wide.shape, 2.0 if backward else 1.0)
-    memory = _memory(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes)
+    memory = passes_seconds(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes)
     if backward:
         product = stream_seconds(device, 3 * high * wide * dtype_bytes)
         memory = {name: seconds + product[name] for name, seconds in memory.items()}
@@ -104,9 +108,17 @@ def softmax_seconds(
 
 
 def layer_norm_seconds(
-    rows: ArrayLike, columns: ArrayLike, device: DeviceSpec, direction: Direction = "forward", dtype_bytes: int = 4
+    rows: ArrayLike,
+    columns: ArrayLike,
+    device: DeviceSpec,
+    direction: Direction = "forward",
+    dtype_bytes: int = 4,
+    *,
+    rms: bool = False,
 ) -> LibraryTime:
     """Time of layer norm calls with scale and shift over the last axis of row-major ``[rows, columns]`` tensors.
+
+    RMS norm (``rms``) is the same kernels without a mean.
 
     Rows that are no multiple of four elements take two kernels forward (``RowwiseMoments``, ``LayerNormForward``).
     Backward, one kernel makes the gradient of the input from two reads of both tensors, and one sums the gradients of
@@ -127,15 +139,15 @@ def layer_norm_seconds(
     # A warp without elements left in the last step issues nothing.
     steps = np.ceil(wide / (4 * device.warp_lanes)) * device.warp_lanes / NORM_THREADS
     passes = 2.0 if direction == "backward" else 1.0
-    instructions = passes * high * NORM_THREADS * (NORM_FIXED + NORM_STEP * steps)
+    instructions = passes * high * NORM_THREADS * (NORM_FIXED + NORM_STEP * steps) * (RMS_SHARE if rms else 1.0)
     resident = _resident_rows(device, high, np.full(wide.shape, NORM_THREADS), np.ones(wide.shape))
     host = _host_units(device, device.framework_calls.layer_norm_call_seconds, LAYER_NORM_HOST)
     stages = {
         "host": host_seconds(device, host, kernels),
         "launch": kernels * block_seconds(device, high),
-        **_memory(device, moved, again, resident, wide * dtype_bytes),
+        **passes_seconds(device, moved, again, resident, wide * dtype_bytes),
         "arithmetic": instruction_seconds(device, instructions),
-        "turns": passes * _turns_seconds(device, high, wide),
+        "turns": passes * _turns_seconds(device, high, wide) * (RMS_SHARE if rms else 1.0),
     }
     return _together(device, stages, kernels, algorithm)
 
@@ -171,7 +183,9 @@ def _resident_rows(device: DeviceSpec, rows: Floats, threads: Floats, rows_per_b
     return np.minimum(blocks * rows_per_block, rows / device.unit_count)
 
 
-def _memory(device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, row_bytes: Floats) -> dict[str, Floats]:
+def passes_seconds(
+    device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, row_bytes: Floats
+) -> dict[str, Floats]:
     """DRAM and L2 seconds of kernels that move ``moved`` bytes once and read ``again`` bytes another time."""
     l2 = device.l2
     cached = reuse(device, moved)

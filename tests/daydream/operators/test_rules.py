@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from daydream.operators.convolutions import Convolutions, infer_side, is_convolution
-from daydream.operators.inputs import Inputs, inputs_of
+from daydream.operators.inputs import Inputs, RecordedTensor, inputs_of
 from daydream.operators.rules import describe
 from daydream.operators.work import Work
 from tests.daydream.recorded import enclosing, operator, trace
@@ -227,3 +227,10 @@ def test_names_of_convolutions():
     names = ["aten::cudnn_convolution", "aten::convolution_backward", "aten::conv_tbc", "aten::mm", "conv2d"]
     assert [is_convolution(name) for name in names] == [True, True, False, False, False]
     assert np.array([is_convolution("aten::cudnn_convolution_backward_weight")]).all()
+
+
+def test_a_window_larger_than_its_image_has_one_place() -> None:
+    image, result = RecordedTensor((2, 5, 7, 7), "float", (245, 49, 7, 1)), RecordedTensor((2, 5, 1, 1), "float")
+    work = describe("aten::avg_pool2d", Inputs((image,), ("", "[90, 90]", "[]", "[0, 0]", "True")), (result,))
+    assert isinstance(work, Work)
+    assert (work.parts[0].data["kh"], work.parts[0].data["kw"]) == (7, 7)

@@ -35,11 +35,11 @@ def seconds(call: tuple[str, Inputs, tuple[RecordedTensor, ...]], board: object,
 
 def test_families_follow_the_version_and_the_board() -> None:
     assert [attention_kernels("cudnn", board) for board in (A100, H100, B200)] == [
-        "FlashAttention 2", "FlashAttention 3", "FlashAttention 4",
+        "FlashAttention 2", "cuDNN", "FlashAttention 4",
     ]  # fmt: skip
     # PyTorch's own attention on Hopper is FlashAttention 2.
     assert attention_kernels("auto", H100) == attention_kernels("flash2", H100) == ""
-    assert {attention_kernels(each, H100) for each in VERSIONS} == {"", "FlashAttention 3", "Triton"}
+    assert {attention_kernels(each, H100) for each in VERSIONS} == {"", "FlashAttention 3", "Triton", "cuDNN"}
 
 
 @pytest.mark.parametrize(("version", "board"), [("flash3", A100), ("flash3", B200), ("triton", V100), ("cudnn", V100)])

@@ -190,8 +190,8 @@ def test_boards_without_the_instruction_are_refused_in_one_line() -> None:
         estimate(A100, "float8_e4m3fn")
 
 
-def test_constants_are_those_of_five_families() -> None:
-    families = ["FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM", "Triton"]
+def test_constants_are_those_of_six_families() -> None:
+    families = ["FlashAttention 2", "FlashAttention 3", "cuDNN", "FlashAttention 4", "TensorRT-LLM", "Triton"]
     assert list(CONSTANTS.kernels) == families
     assert CONSTANTS.reuse_full < CONSTANTS.reuse_none
 

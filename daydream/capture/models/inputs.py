@@ -1,0 +1,229 @@
+"""Inputs of models of transformers without data, by the names of what their forward passes take."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Tokens of a text by default.
+SEQUENCE = 128
+
+#: Samples of sound by default: ten seconds at 16 kHz. Frames of a video, where its model does not say.
+_SOUND, _FRAMES = 160_000, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """Sizes of the inputs of a model."""
+
+    config: Any
+    batch: int
+    tokens: int
+    sound: int
+    image: int | None
+
+    @property
+    def vision(self) -> Any:
+        """The part of the configuration that is about images."""
+        return getattr(self.config, "vision_config", self.config)
+
+
+def inputs_of_model(
+    model: Any, batch: int, sequence: int | None, image: int | None, training: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Inputs of a model, by the name of its main input, and what is assumed of them.
+
+    Besides the main input a model gets what it cannot do without, labels in training, and images where it compares them
+    with texts.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    config = model.config
+    main = model.main_input_name if isinstance(model.main_input_name, str) else model.main_input_name[0]
+    tokens = sequence or min(SEQUENCE, _longest(config))
+    sample = _Sample(config=config, batch=batch, tokens=tokens, sound=sequence or _SOUND, image=image)
+    inputs: dict[str, Any] = {}
+    assumed: list[str] = []
+    # Models of two models have names for none of their inputs.
+    first = (
+        main
+        if main in _MAKERS
+        else next((name for name in _MAKERS if name in parameters and "decoder" not in name), "input_ids")
+    )
+    wanted = [first, *_needed(parameters, config, main)]
+    for name in dict.fromkeys(wanted):
+        inputs[name] = _MAKERS[name](sample)
+    if "input_features" in inputs:
+        assumed.append(f"sound of {max(inputs['input_features'].shape[1:])} frames")
+    if "input_values" in inputs:
+        assumed.append(f"{inputs['input_values'].shape[1]} samples of sound")
+    if "input_ids" in inputs:
+        assumed.append("texts have no padding: no attention mask")
+    if config.is_encoder_decoder and "decoder_input_ids" in parameters:
+        inputs["decoder_input_ids"] = _tokens(batch, tokens)
+        assumed.append(f"the decoder gets {tokens} tokens")
+    window = config.__dict__.get("sliding_window")
+    if isinstance(window, int) and window < tokens:
+        assumed.append(f"the window of {window} tokens is a mask, as transformers gives it to PyTorch's attention")
+    if "mamba" in config.model_type:
+        assumed.append("state spaces run without the kernels of mamba-ssm, as transformers does without that package")
+    if "use_cache" in parameters:
+        inputs["use_cache"] = False
+        assumed.append("no cache of keys and values is written")
+    language = next(iter(getattr(config, "languages", None) or ()), None)
+    if language and getattr(config, "default_language", "") is None and hasattr(model, "set_default_language"):
+        model.set_default_language(language)
+        assumed.append(f"texts are of the language {language}")
+    if training:
+        labels = _labels(model, parameters, inputs, batch, tokens)
+        inputs.update(labels)
+        if not labels:
+            assumed.append("the loss is the sum of the result, for want of labels")
+        if "mm_token_type_ids" in parameters:
+            inputs["mm_token_type_ids"] = torch.zeros(batch, tokens, dtype=torch.long)
+    return inputs, assumed
+
+
+def _needed(parameters: Mapping[str, inspect.Parameter], config: Any, main: str) -> list[str]:
+    """Inputs besides the main one."""
+    needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty and name in _MAKERS]
+    parts = config.sub_configs
+    if main == "input_ids" and "vision_config" in parts and "return_loss" in parameters:
+        needed.append("pixel_values")
+    if main == "pixel_values" and "input_ids" in parameters:
+        needed.append("input_ids")
+    if "encoder_inputs_embeds" in parameters and "input_features" in parameters:
+        needed.append("input_features")
+    if "spatial_shapes" in parameters and main == "pixel_values":
+        needed += ["pixel_attention_mask", "spatial_shapes"]
+    if "image_embeds_position_mask" in parameters:
+        needed.append("image_embeds_position_mask")
+    if "bbox" in parameters and "pixel_values" not in needed:
+        needed.append("bbox")
+    return needed
+
+
+def _longest(config: Any) -> int:
+    """Tokens of the longest text that a model has places for, of those that it says itself."""
+    text = getattr(config, "text_config", config)
+    places = getattr(text, "__dict__", {}).get("max_position_embeddings")
+    return places if isinstance(places, int) and places > 1 else SEQUENCE
+
+
+def _tokens(*sizes: int) -> torch.Tensor:
+    return torch.empty(sizes, dtype=torch.long)
+
+
+def _images(sample: _Sample) -> torch.Tensor:
+    vision = sample.vision
+    shapes = _patches(sample)
+    if shapes is not None:
+        return torch.empty(sample.batch, shapes, getattr(vision, "num_channels", 3) * vision.patch_size**2)
+    backbone = getattr(vision, "backbone_config", None)
+    usual = getattr(vision, "image_size", None) or getattr(backbone, "image_size", None) or _least(vision)
+    size: Any = sample.image or usual
+    height, width = (size, size) if isinstance(size, int) else size
+    frames = getattr(vision, "num_frames", None)
+    lead = (sample.batch, frames) if isinstance(frames, int) else (sample.batch,)
+    return torch.empty(*lead, getattr(vision, "num_channels", 3), height, width)
+
+
+def _least(vision: Any) -> int:
+    """Height of images where the configuration says none: 224, or what makes the smallest copy one patch."""
+    ratios = getattr(vision, "scaled_images_ratios", None)
+    return round(vision.patch_size / min(ratios)) if ratios else 224
+
+
+def _patches(sample: _Sample) -> int | None:
+    """Patches that a model takes in place of images; None for those that take images."""
+    count = getattr(sample.vision, "num_patches", None)
+    has_patches = isinstance(count, int) and getattr(sample.vision, "image_size", None) is None
+    return count if has_patches and "siglip2" in sample.config.model_type else None
+
+
+def _spectrum(sample: _Sample) -> torch.Tensor:
+    whole = sample.config
+    config = getattr(whole, "audio_config", getattr(whole, "encoder_config", whole))
+    bins: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
+    places = getattr(config, "max_source_positions", None)
+    if places is None or hasattr(config, "input_feat_per_channel"):
+        # A hundred frames a second, each a row.
+        return torch.empty(
+            sample.batch,
+            sample.sound // 160,
+            getattr(config, "input_feat_per_channel", getattr(config, "input_dim", bins)),
+        )
+    # Whisper's encoder halves the frames, which are columns.
+    return torch.empty(sample.batch, bins, 2 * places)
+
+
+def _sound(sample: _Sample) -> torch.Tensor:
+    """Samples of sound; of models of spectrograms as images their frames."""
+    config = sample.config
+    frames, bins = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
+    if "spectrogram" in config.model_type and isinstance(frames, int) and isinstance(bins, int):
+        return torch.empty(sample.batch, frames, bins)
+    return torch.empty(sample.batch, sample.sound)
+
+
+def _pieces(sample: _Sample) -> torch.Tensor:
+    """Pieces of an image as rows: two places, then the elements of three colours."""
+    vision = sample.vision
+    return torch.empty(sample.batch, vision.seq_len, 2 + vision.patch_embed_hidden_size)
+
+
+def _videos(sample: _Sample) -> torch.Tensor:
+    still = _images(sample)
+    return still if still.dim() == 5 else still.unsqueeze(1).repeat(1, _FRAMES, 1, 1, 1)
+
+
+def _shapes(sample: _Sample) -> torch.Tensor:
+    side = math.isqrt(_patches(sample) or 1)
+    # Models read the sizes of images on the host.
+    return torch.tensor([[side, side]] * sample.batch, device="cpu")
+
+
+#: What makes an input, by its name.
+_MAKERS: Mapping[str, Callable[[_Sample], torch.Tensor]] = {
+    "input_ids": lambda sample: _tokens(sample.batch, sample.tokens),
+    "qformer_input_ids": lambda sample: _tokens(sample.batch, sample.tokens),
+    "decoder_input_ids": lambda sample: _tokens(sample.batch, sample.tokens),
+    "bbox": lambda sample: _tokens(sample.batch, sample.tokens, 4),
+    "pixel_values": _images,
+    "pixel_values_videos": _videos,
+    "spatial_shapes": _shapes,
+    "pixel_attention_mask": lambda sample: _tokens(sample.batch, _patches(sample) or 1),
+    "input_values": _sound,
+    "input_features": _spectrum,
+    "image_embeds_position_mask": lambda sample: torch.empty(sample.batch, sample.tokens, dtype=torch.bool),
+    "flattened_patches": _pieces,
+}
+
+
+def _labels(
+    model: Any, parameters: Mapping[str, Any], inputs: Mapping[str, Any], batch: int, tokens: int
+) -> dict[str, Any]:
+    """Targets by the task that the name of the class says."""
+    kind = type(model).__name__
+    if "start_positions" in parameters and "labels" not in parameters:
+        return {"start_positions": _tokens(batch), "end_positions": _tokens(batch)}
+    if "return_loss" in parameters and "pixel_values" in inputs:
+        return {"return_loss": True}
+    # Losses over alignments read the lengths of texts on the host.
+    # Those of objects match boxes to them there.
+    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection")):
+        return {}
+    if kind.endswith("SemanticSegmentation"):
+        return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}
+    if kind.endswith(
+        ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
+    ):
+        return {"labels": _tokens(batch)}
+    labels = {"labels": _tokens(batch, tokens)}
+    if "next_sentence_label" in parameters:
+        labels["next_sentence_label"] = _tokens(batch)
+    return labels

@@ -1,0 +1,26 @@
+"""Architectures of transformers: two layers of two kinds, counts, and reasons."""
+
+from __future__ import annotations
+
+from bench.daydream.architectures import Answer, _shortened, tables
+
+
+def test_two_layers_are_of_two_kinds_where_there_are_several() -> None:
+    layers = ["linear", "linear", "full", "linear"]
+    parts = {"num_hidden_layers": 4, "layer_types": layers, "widths": [8, 9, 10, 11], "part": {"depth": 7, "width": 7}}
+    assert _shortened(parts) == {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear", "full"],
+        "widths": [8, 9],
+        "part": {"depth": 2, "width": 7},
+    }
+
+
+def test_counts_are_by_mode_and_reasons_are_named() -> None:
+    answers = [
+        Answer(kind="a", class_name="A", mode="inference", seconds=1.0, milliseconds=2.0),
+        Answer(kind="b", class_name="B", mode="inference", seconds=3.0, reason="wants a state"),
+    ]
+    counts, reasons = tables(answers)
+    assert [next(iter(column.cells)) for column in counts.columns][:4] == ["inference", "2", "1", "50.0%"]
+    assert list(reasons.columns[2].cells) == ["wants a state"]
