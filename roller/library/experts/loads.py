@@ -28,7 +28,7 @@ _MOST_SHARE, _RARE = 0.8, (0.01, 2.0)
 
 @dataclass(frozen=True)
 class Loads:
-    """What a layer's routing comes to on the busiest board; means over draws.
+    """Work of the busiest board as a layer of experts routes its tokens; means over draws.
 
     Attributes:
         pairs: tokens times their experts, of the experts of this board.

@@ -53,7 +53,7 @@ _FLASHINFER_ROWS = 32
 
 @dataclass(frozen=True)
 class Format:
-    """How numbers of a precision lie in memory.
+    """Numbers of a precision as they lie in memory.
 
     Attributes:
         dtype: element type of the matrix instruction, or the one whose rate is a multiple's base.
@@ -114,7 +114,7 @@ class ScaledTimes:
 
 
 def generation_of(device: DeviceSpec, dtype: str) -> Generation:
-    """How a board feeds its matrix units for a type."""
+    """The way in which a board feeds its matrix units for a type."""
     instruction = device.best_matrix_instruction(dtype)
     if instruction is None or instruction.is_by_warps:
         return "warps"
