@@ -106,6 +106,12 @@ def test_numbers_beyond_the_accumulators_are_no_fault_of_a_kernel() -> None:
     assert outcome_of(kernel, judged.result) == "unsound"
 
 
+def test_what_cancels_inside_a_function_is_no_fault_of_a_kernel() -> None:
+    data = {"expr": "C[i] = min(k, A[k,i] * k); Y[i] = gelu(C[i] * 3 - 5)", "sizes": {"i": 1, "k": 3}}
+    kernel: Kernel = kernels_of(operator_from_data(data), "v100")[0]
+    assert outcome_of(kernel, _Judged("relative error 0.3 is above 0.0001", 0.3, i=1, k=3).result) == "unsound"
+
+
 def test_seeds_are_those_of_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str | None, tuple[int, ...]]] = []
 
