@@ -139,7 +139,10 @@ class _Rewriting:
         operands = [self.replaced.get(node, node) for node in region.operands]
         key = (kernel.bundle.name, region.shape)
         if key not in self.faults:
-            self.faults[key] = _fault(self.module, region, operands, op)
+            try:
+                self.faults[key] = _fault(self.module, region, operands, op)
+            except Exception as error:  # whatever keeps a kernel from running must not keep the model from it
+                self.faults[key] = f"it does not run here: {type(error).__name__}: {error}"
         if self.faults[key]:
             return self.faults[key]
         graph, result = self.module.graph, region.result

@@ -130,6 +130,19 @@ class TestOnThisProcessor:
         (warning,) = caplog.records
         assert " stays with PyTorch: its results are off by " in warning.message
 
+    def test_a_kernel_that_does_not_run_stays_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuses(*_: Any) -> Any:
+            raise InputError("kernel", "needs what this machine lacks", "take another")
+
+        monkeypatch.setattr(rewriting, "region_operator", lambda *_, **__: refuses)
+        model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
+        with torch.no_grad(), caplog.at_level(logging.WARNING, "roller.backend"):
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)))
+            assert difference(compiled(rows), model(rows)) < 1e-6
+        assert "it does not run here: InputError: kernel: needs what" in caplog.records[0].message
+
     def test_an_explanation_has_a_row_for_what_is_alike(self, tmp_path: Path) -> None:
         class Twice(torch.nn.Module):
             def __init__(self) -> None:
