@@ -8,7 +8,8 @@ kernels in before what is left goes to Inductor, or runs as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch._inductor.compile_fx
+import torch._inductor.fx_passes.freezing_patterns
 from torch._inductor.output_code import OutputCode
 
 from hal.catalog import all_devices, load_device
@@ -101,7 +103,7 @@ class RollerBackend:
     def compiled(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
-        with torch._functorch.config.patch(enable_autograd_cache=False):
+        with torch._functorch.config.patch(enable_autograd_cache=False), _unpacked_weights():
             code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
                 module,
                 inputs,
@@ -110,8 +112,6 @@ class RollerBackend:
                     "freezing": self.freeze,
                     # Kernels read dense tensors: no copies into another order and back.
                     "layout_optimization": False,
-                    # Packed weights are opaque; those of operators that stay are packed below.
-                    "cpp.weight_prepack": False,
                 },
             )
         return code
@@ -149,6 +149,20 @@ class RollerBackend:
             return load_device(THIS_CPU), ""
         board = _board_at_hand() if kinds == {ON_GPU} else None
         return board, "" if board else "no known board; name it with roller.backend(device=...)"
+
+
+@contextmanager
+def _unpacked_weights() -> Iterator[None]:
+    """A block in which Inductor leaves products and convolutions of a graph that it freezes what they are. Otherwise
+    they become calls of oneDNN, on weights that nothing else reads, before kernels of ours can take their place."""
+    patterns = torch._inductor.fx_passes.freezing_patterns
+    # Patterns register themselves once a process: into the list that is put back.
+    patterns.lazy_init()
+    packing, patterns.pass_patterns = patterns.pass_patterns, []
+    try:
+        yield
+    finally:
+        patterns.pass_patterns = packing
 
 
 def _board_at_hand() -> DeviceSpec | None:

@@ -95,6 +95,17 @@ class TestOnThisProcessor:
         assert difference(model.norm.running_mean, other.norm.running_mean) < 1e-5
         assert model.norm.num_batches_tracked == 3
 
+    def test_weights_that_inductor_would_pack_are_ours_first(self, tmp_path: Path) -> None:
+        model, rows = torch.nn.Linear(64, 96).eval(), torch.randn(32, 64)
+        decisions: list[Any] = []
+        chosen = roller.backend(**options(tmp_path))
+        chosen.listeners.append(decisions.extend)
+        with torch.no_grad():
+            with torch._inductor.config.patch(freezing=True):
+                torch.compile(model)(rows)
+            torch.compile(model, backend=chosen)(rows)
+        assert [decision.is_taken for decision in decisions] == [True]
+
     def test_a_kernel_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
         with torch.no_grad():
