@@ -69,7 +69,7 @@ def examined(name: str, fallback: str, cache: str) -> dict[str, Any]:
     torch.manual_seed(0)
     module, inputs = network(name)
     decisions: list[Any] = []
-    chosen = backend(device="cpu", fallback=fallback, cache=cache or None)  # type: ignore[arg-type]
+    chosen = backend(device="cpu", fallback=fallback, cache=cache or None, competes=False)  # type: ignore[arg-type]
     chosen.listeners.append(decisions.extend)
     keywords = {"decoder_input_ids": inputs[2]} if len(inputs) == 3 else {}
     with torch.no_grad():

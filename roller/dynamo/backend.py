@@ -11,13 +11,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 import torch._inductor.compile_fx
+import torch._inductor.constant_folding
 import torch._inductor.fx_passes.freezing_patterns
+import torch._inductor.pattern_matcher
 from torch._inductor.output_code import OutputCode
 
 from hal.catalog import all_devices, load_device
@@ -44,6 +47,7 @@ def backend(
     cache: Path | str | None = None,
     jobs: int | None = None,
     freeze: bool = True,
+    competes: bool = True,
     emulate: bool = False,
 ) -> RollerBackend:
     """A backend of `torch.compile` with options: ``torch.compile(model, backend=roller.backend(fallback="eager"))``.
@@ -56,6 +60,7 @@ def backend(
         jobs: processes that compile; as many as there are cores by default.
         freeze: take parameters as constants where no gradients are recorded, as ``torch._inductor.config.freezing``
             does. Where a parameter is written to afterwards, the graph is compiled anew.
+        competes: leave to the library what it is expected to do faster; without, all that can be taken is.
         emulate: run kernels of a GPU on the processor, thread by thread: for tests of small models.
 
     Raises:
@@ -66,7 +71,9 @@ def backend(
     if device != "auto":
         load_device(device)
     folder = None if cache is None else Path(cache)
-    return RollerBackend(device=device, fallback=fallback, cache=folder, jobs=jobs, freeze=freeze, emulate=emulate)
+    return RollerBackend(
+        device=device, fallback=fallback, cache=folder, jobs=jobs, freeze=freeze, competes=competes, emulate=emulate
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,6 +85,7 @@ class RollerBackend:
     cache: Path | None = None
     jobs: int | None = None
     freeze: bool = True
+    competes: bool = True
     emulate: bool = False
     listeners: list[GraphListener] = field(default_factory=list)
 
@@ -103,11 +111,11 @@ class RollerBackend:
     def compiled(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
-        with torch._functorch.config.patch(enable_autograd_cache=False), _unpacked_weights():
+        with torch._functorch.config.patch(enable_autograd_cache=False), _unpacked_weights() as packing:
             code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
                 module,
                 inputs,
-                inner_compile=self._inner,
+                inner_compile=partial(self._inner, packing),
                 config_patches={
                     "freezing": self.freeze,
                     # Kernels read dense tensors: no copies into another order and back.
@@ -116,15 +124,22 @@ class RollerBackend:
             )
         return code
 
-    def _inner(self, module: Any, inputs: Sequence[Any], **options: Any) -> Any:
-        """A functional graph of one device as code."""
+    def _inner(self, packing: Sequence[Any], module: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        """A functional graph of one device as code; ``packing`` are patterns for the weights of what stays."""
         shelf = self._shelf(module)
         if shelf is not None:
-            decisions = rewrite(module, shelf, emulated=self.emulate)
+            decisions = rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
             for listener in self.listeners:
                 listener(decisions)
         if self.fallback == "eager":
             return InterpretedGraph(module)
+        if any(node.op == "get_attr" for node in module.graph.nodes):
+            for pattern in packing:
+                pattern.apply(module.graph)
+            torch._inductor.pattern_matcher.stable_topological_sort(module.graph)
+            module.graph.lint()
+            module.recompile()
+            torch._inductor.constant_folding.constant_fold(module)
         return torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)
 
     def _shelf(self, module: Any) -> KernelShelf | None:
@@ -152,15 +167,18 @@ class RollerBackend:
 
 
 @contextmanager
-def _unpacked_weights() -> Iterator[None]:
-    """A block in which Inductor leaves products and convolutions of a graph that it freezes what they are. Otherwise
-    they become calls of oneDNN, on weights that nothing else reads, before kernels of ours can take their place."""
+def _unpacked_weights() -> Iterator[Sequence[Any]]:
+    """A block in which Inductor leaves products and convolutions of a graph that it freezes what they are.
+
+    Otherwise they become calls of oneDNN, on weights that nothing else reads, before kernels of ours can take their
+    place. The block gets the patterns that do so.
+    """
     patterns = torch._inductor.fx_passes.freezing_patterns
     # Patterns register themselves once a process: into the list that is put back.
     patterns.lazy_init()
     packing, patterns.pass_patterns = patterns.pass_patterns, []
     try:
-        yield
+        yield packing
     finally:
         patterns.pass_patterns = packing
 

@@ -78,6 +78,19 @@ class KernelShelf:
         key = digest(toolchain(), repr(self.device), repr(replace(expr, name="")))
         return f"{expr.name[:40]}_{key[:_KEY_LETTERS]}"
 
+    def seconds(self, expr: TensorExpr) -> float:
+        """How long the kernel of an operator is expected to take, compiled or not; 0 where it has none."""
+        from roller.programs import find_programs, form_on
+
+        stored = self._stored(self.name_of(expr), is_new=False)
+        if stored is not None:
+            return stored.seconds
+        try:
+            programs = find_programs(form_on(expr, self.device), self.device, 1, "roller").ranked(1)
+        except InputError:
+            return 0.0
+        return programs[0].estimate.seconds if programs else 0.0
+
     def kernels(self, expressions: Sequence[TensorExpr]) -> Mapping[str, Kernel | str]:
         """Kernels by :meth:`name_of`, compiled where they are not there yet; a reason where there is none."""
         named = {self.name_of(expr): expr for expr in expressions}

@@ -55,7 +55,7 @@ class Small(torch.nn.Module):
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"device": SPECS[WIDTH], "cache": folder, "jobs": 1, "fallback": "eager", **more}
+    return {"device": SPECS[WIDTH], "cache": folder, "jobs": 1, "fallback": "eager", "competes": False, **more}
 
 
 def difference(one: Any, other: Any) -> float:
@@ -105,6 +105,16 @@ class TestOnThisProcessor:
                 torch.compile(model)(rows)
             torch.compile(model, backend=chosen)(rows)
         assert [decision.is_taken for decision in decisions] == [True]
+
+    def test_the_library_keeps_what_it_does_faster(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("roller.dynamo.kernels.KernelShelf._compile", None)
+        model, rows = torch.nn.Linear(512, 512).eval(), torch.randn(256, 512)
+        decisions: list[Any] = []
+        chosen = roller.backend(**options(tmp_path, competes=True))
+        chosen.listeners.append(decisions.extend)
+        with torch.no_grad():
+            assert difference(torch.compile(model, backend=chosen)(rows), model(rows)) < 1e-5
+        assert decisions[0].reason.startswith("oneDNN on packed weights is expected to take ")
 
     def test_a_kernel_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
@@ -177,7 +187,7 @@ class TestOnThisProcessor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_kernels_of_a_gpu_run_emulated(tmp_path: Path, dtype: Any) -> None:
     model, images = Small().eval().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
-    chosen = roller.backend(device="v100", cache=tmp_path, jobs=1, fallback="eager", emulate=True)
+    chosen = roller.backend(device="v100", cache=tmp_path, jobs=1, fallback="eager", competes=False, emulate=True)
     decisions: list[Any] = []
     chosen.listeners.append(decisions.extend)
     with torch.no_grad():
