@@ -24,7 +24,7 @@ from sokoban.language.operators import operator_from_data
 MOST_NODES = 24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Region:
     """Nodes that one kernel takes the place of.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,23 +96,32 @@ def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False, competes
 
 
 def _dearer_than_library(regions: Sequence[Region], shelf: KernelShelf) -> dict[str, str]:
-    """Kernels that are expected to take longer than the library's for the same operator, by name, with both times.
-
-    A board's libraries have prices (:func:`roller.library.operators.library_time`); for a processor's,
-    :func:`packed_seconds` says what products of weights that were packed beforehand take.
-    """
+    """Kernels that are expected to take longer than the library's for the same operators, by name, with both times."""
+    ours = {region: shelf.seconds(region.expr) for region in regions}
+    if is_processor(shelf.device):
+        return _dearer_on_processor(ours, shelf)
     dearer = {}
-    for region in regions:
-        name = shelf.name_of(region.expr)
-        ours = shelf.seconds(region.expr)
-        label, seconds = "oneDNN on packed weights", packed_seconds(region, shelf.device)
-        if not is_processor(shelf.device):
-            with suppress(InputError):  # an operator that no library is known for
-                library = library_time(region.expr, shelf.device)
-                label, seconds = library.kernel, library.seconds
-        if seconds < ours:
-            dearer[name] = f"{label} is expected to take {seconds * 1e6:.1f} µs, {ours * 1e6:.1f} µs the kernel"
+    for region, seconds in ours.items():
+        with suppress(InputError):  # an operator that no library is known for
+            library = library_time(region.expr, shelf.device)
+            if library.seconds < seconds:
+                times = f"{library.seconds * 1e6:.1f} µs, {seconds * 1e6:.1f} µs the kernel"
+                dearer[shelf.name_of(region.expr)] = f"{library.kernel} is expected to take {times}"
     return dearer
+
+
+def _dearer_on_processor(ours: Mapping[Region, float], shelf: KernelShelf) -> dict[str, str]:
+    """All kernels of weights that never change, or none: a library that packs weights keeps what lies between its
+    operators in an order of its own, and every change between its kernels and ours costs a copy."""
+    frozen = [region for region in ours if any(map(is_constant, region.anchor.operands.values()))]
+    theirs = sum(packed_seconds(region, ours[region], shelf.device) for region in frozen)
+    total = sum(ours[region] for region in frozen)
+    if total <= theirs:
+        return {}
+    reason = (
+        f"oneDNN on packed weights is expected to take {theirs * 1e3:.2f} ms for the graph, {total * 1e3:.2f} ms ours"
+    )
+    return {shelf.name_of(region.expr): reason for region in frozen}
 
 
 #: Share of a processor's peak that oneDNN's products and dense convolutions reach on weights that were packed before,
@@ -121,17 +130,20 @@ def _dearer_than_library(regions: Sequence[Region], shelf: KernelShelf) -> dict[
 #: in caches than its prediction has it.
 PACKED_SHARES = {"matmul": 0.78, "conv2d": 0.70}
 
+#: Time of oneDNN's depthwise and grouped convolutions as a multiple of ours: the less of the two orders of images, 4.6
+#: and 2.5 times (docs/bench-cpu.md's processor), less what a network's own order of images spares it.
+GROUPED_TIMES = 2.0
 
-def packed_seconds(region: Region, device: DeviceSpec) -> float:
+
+def packed_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> float:
     """Time of a library's product or convolution on weights that never change, by the arithmetic of all cores or by the
-    memory that weights come from; infinite where weights change, are of groups, or there is no such library."""
+    memory that weights come from; of convolutions in groups by ours."""
     anchor = region.anchor
-    weights = [node for node in anchor.operands.values() if is_constant(node)]
-    if not is_processor(device) or not weights or anchor.kind not in PACKED_SHARES or "g" in anchor.sizes:
-        return math.inf
+    if anchor.kind not in PACKED_SHARES or "g" in anchor.sizes:
+        return GROUPED_TIMES * ours_seconds
+    weights = max(math.prod(shape_of(node)) for node in anchor.operands.values() if is_constant(node))
     arithmetic = 2 * anchor.multiply_adds / (PACKED_SHARES[anchor.kind] * device.peak_flops("float32"))
-    memory = 4 * math.prod(shape_of(weights[-1])) / device.dram.bandwidth_bytes_per_second
-    return max(arithmetic, memory)
+    return max(arithmetic, 4 * weights / device.dram.bandwidth_bytes_per_second)
 
 
 @dataclass
