@@ -79,7 +79,7 @@ class KernelShelf:
         return f"{expr.name[:40]}_{key[:_KEY_LETTERS]}"
 
     def seconds(self, expr: TensorExpr) -> float:
-        """How long the kernel of an operator is expected to take, compiled or not; 0 where it has none."""
+        """Expected time of an operator's kernel, compiled or not; 0 where it has none."""
         from roller.programs import find_programs, form_on
 
         stored = self._stored(self.name_of(expr), is_new=False)
