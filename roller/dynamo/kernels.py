@@ -124,21 +124,28 @@ class KernelShelf:
 
         possible, refused = _constructible(expressions, self.device)
         yield from refused
-        written: set[str] = set()
+        batches = [possible] if possible else []
         with worker_pool(self.jobs) as pool:
-            compiled = compile_operators(
-                possible, self.device, top_k=1, verify=int(self.verify), pool=stored_first(pool), method="roller"
-            )
-            try:
-                for operator in compiled:
-                    write_bundle(operator, self.device, self.folder)
-                    written.add(operator.expr.name)
-                    yield operator.expr.name, ""
-            except (InputError, WrongKernelError, BrokenProcessPool) as error:
-                problem = str(error)
-        for expr in possible:
-            if expr.name not in written:
-                yield expr.name, problem
+            stored_or_built = stored_first(pool)
+            while batches:
+                batch, done = batches.pop(0), 0
+                try:
+                    for operator in compile_operators(
+                        batch, self.device, top_k=1, verify=int(self.verify), pool=stored_or_built, method="roller"
+                    ):
+                        done += 1
+                        try:
+                            write_bundle(operator, self.device, self.folder)
+                        except WrongKernelError as error:
+                            yield operator.expr.name, str(error)
+                        else:
+                            yield operator.expr.name, ""
+                except (InputError, BrokenProcessPool) as error:
+                    # One of them has no kernel: the others are compiled by themselves.
+                    if len(batch) - done == 1:
+                        yield batch[done].name, str(error)
+                    else:
+                        batches += [[expr] for expr in batch[done:]]
         self._trim()
 
     def _trim(self) -> None:
