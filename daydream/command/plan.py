@@ -40,6 +40,35 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; else the usual one."),
     click.option("--nodes", type=_COUNT, default=None, help="How many of them; --data follows."),
     click.option("--data", type=_COUNT, default=None, help="Copies of the model, or ranks that share it by FSDP."),
+    click.option("--context", type=_COUNT, default=1, show_default=True, help="Ranks that share a sample's tokens."),
+    click.option(
+        "--context-exchange",
+        type=click.Choice(["ring", "all-gather", "ulysses"]),
+        default="ring",
+        show_default=True,
+        help="How they get at each other's keys and values.",
+    ),
+    click.option("--expert", type=_COUNT, default=1, show_default=True, help="Of these ranks, that share experts."),
+    click.option(
+        "--dispatch",
+        type=click.Choice(["nccl", "deepep"]),
+        default="nccl",
+        show_default=True,
+        help="Whose kernels carry tokens to experts.",
+    ),
+    click.option(
+        "--imbalance", type=click.FloatRange(1, 1e6), default=1.0, help="Tokens of the busiest rank over the mean."
+    ),
+    click.option(
+        "--overlap-experts/--no-overlap-experts", default=False, help="Carry tokens beside shared experts' products."
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(["none", "optimizer", "parameters"]),
+        default="none",
+        show_default=True,
+        help="What the host's memory holds and its processors update.",
+    ),
     click.option("--tensor", type=_COUNT, default=1, show_default=True, help="Ranks that share every layer."),
     click.option("--pipeline", type=_COUNT, default=1, show_default=True, help="Stages."),
     click.option(
@@ -95,7 +124,11 @@ _COUNT = click.IntRange(1, MOST_RANKS)
         help="Of parameters under autocast (amp), as FSDP's mixed precision gathers them.",
     ),
     click.option(
-        "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+        "--checkpoint",
+        default="none",
+        show_default=True,
+        metavar="none|full|selective|attention|MODULE",
+        help="Recomputed.",
     ),
     *STEP_OPTIONS,
     *ENGINE_OPTIONS,
@@ -172,7 +205,7 @@ def _node(board: DeviceSpec, name: str | None) -> NodeSpec | None:
 
 def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> int:
     """Boards of the job."""
-    parts = options["tensor"] * options["pipeline"]
+    parts = options["tensor"] * options["pipeline"] * options["context"]
     if nodes is None:
         return (options["data"] or 1) * parts
     if place is None:
@@ -189,7 +222,7 @@ def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -
 def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> Layout:
     from daydream.plan.layout import Layout
 
-    ranks, parts = _ranks(place, nodes, options), options["tensor"] * options["pipeline"]
+    ranks, parts = _ranks(place, nodes, options), options["tensor"] * options["pipeline"] * options["context"]
     if ranks % parts:
         raise InputError("--nodes", f"{ranks} boards are no multiple of {parts} ranks of a copy", "divide it otherwise")
     data = ranks // parts
@@ -206,14 +239,17 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
     chunks = options["chunks"] or (2 if options["schedule"] == "interleaved" else 1)
     return Layout(
         data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
-        micro_batches=count, sequence=options["sequence_parallel"], overlap_tensor=options["overlap_tensor"],
-        **_exchange(options),
+        micro_batches=count, sequence=options["sequence_parallel"], **_exchange(options),
     )  # fmt: skip
 
 
 def _exchange(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
-    exchange = {name: options[name] for name in ("shard", "overlap", "master")}
+    names = (
+        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts", "offload",
+        "overlap_tensor",
+    )  # fmt: skip
+    exchange = {name: options[name] for name in names} | {"exchange_context": options["context_exchange"]}
     if options["bucket_mb"] is not None:
         exchange["bucket_bytes"] = options["bucket_mb"] * 2**20
     return exchange | {"reduce_bytes": _REDUCE_BYTES[options["reduce_dtype"]]}
@@ -226,10 +262,10 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
 
     names = (
         "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
-        "assume", "precision",
+        "assume", "precision", "lora",
     )  # fmt: skip
     capture = CaptureOptions(
-        **({name: options[name] for name in names} | changed),
+        **({name: options[name] for name in names} | {"sequence": _tokens(options)} | changed),
         implementation=options["optimizer_kernels"],
         flash=has_flash_attention(board),
         parameters="" if options["param_dtype"] == "float32" else options["param_dtype"],
@@ -237,6 +273,19 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
     return planned_units(
         model, capture, tensor=layout.tensor, sequence_parallel=layout.sequence, compiles=options["compiles"]
     )
+
+
+def _tokens(options: dict[str, Any]) -> int | None:
+    """Tokens of a sample that a rank works on."""
+    sequence, ranks = options["sequence"], options["context"]
+    if ranks == 1:
+        return sequence
+    if sequence is None:
+        raise InputError("--context", "needs the tokens of a sample", "add --sequence")
+    if sequence % (2 * ranks):
+        problem = f"{sequence} tokens have no {2 * ranks} equal pieces, two a rank"
+        raise InputError("--context", problem, "choose --sequence so")
+    return sequence // ranks
 
 
 def _searched(

@@ -67,7 +67,7 @@ def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subj
         return model()
     return load_subject(
         model, batch=options.batch, sequence=options.sequence, image=options.image, class_name=options.class_name,
-        training=options.mode == "training", attention=options.attention,
+        training=options.mode == "training", attention=options.built_with,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from daydream.capture.captured import Capture, CapturedParameter
 from daydream.graph.graph import Phase
+from daydream.plan.sizes import Sizes
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -25,12 +26,14 @@ class Units:
         blocks: paths of all repeated modules of the model, in the order in which they run.
         unit: captured unit of every operator; -1 for the update.
         captured: captured unit of every unit.
+        experts: storages of parameters of which a rank holds its experts' part alone.
     """
 
     capture: Capture
     blocks: tuple[str, ...]
     unit: Ints
     captured: Ints
+    experts: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
@@ -95,6 +98,18 @@ class Units:
         """Elements of every unit's parameters that have gradients."""
         sizes = [sum(each.tensor.elements for each in members if each.trained) for members in self.parameters]
         return np.array(sizes, np.int64)[self.captured]
+
+    def sizes(self, unit: int, bytes_of: Callable[[CapturedParameter], float]) -> Sizes:
+        """Bytes of a unit's parameters, or what ``bytes_of`` says of each."""
+        sums = [0.0, 0.0]
+        for each in self.parameters_of(unit):
+            sums[each.storage in self.experts] += bytes_of(each)
+        return Sizes(*sums)
+
+    @cached_property
+    def expert_dims(self) -> frozenset[tuple[int, ...]]:
+        """Sizes of the parameters of :attr:`experts`."""
+        return frozenset(each.tensor.dims for each in self.capture.parameters if each.storage in self.experts)
 
     def is_root(self, unit: int) -> bool:
         """True if a unit is none of the blocks."""
