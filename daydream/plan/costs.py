@@ -232,6 +232,7 @@ def costs_of(
     node: NodeSpec | None,
     implementation: Implementation = "library",
     host: float = 1.0,
+    processor: str = "",
 ) -> Costs:
     """Times of a plan's parts.
 
@@ -242,6 +243,7 @@ def costs_of(
         node: where the boards are; None for one board.
         implementation: of kernels.
         host: what the host takes for its calls over what PyTorch's own modules take.
+        processor: that launches, by its name; empty for the board's usual one.
 
     Raises:
         InputError: the board runs no such library.
@@ -250,7 +252,7 @@ def costs_of(
     # A job of many boards runs for hours.
     device = settled(device)
     changed = replace(capture, operators=tuple(_part_of_rank(each, units, layout) for each in capture.operators))
-    (step,) = predicted(changed, [device], implementation)
+    (step,) = predicted(changed, [device], implementation, processor)
     prices = list(step.prices)
     for row, operator in enumerate(capture.operators):
         if operator.name in _COLLECTIVES:

@@ -140,13 +140,15 @@ class _Stage:
 
     def __post_init__(self) -> None:
         layout, units = self.costs.layout, self.costs.units
-        runs = units.stages(layout.pipeline * layout.chunks)
+        runs = units.stages(layout.pipeline * layout.chunks, layout.blocks)
         self.parts = [runs[chunk * layout.pipeline + self.stage] for chunk in range(layout.chunks)]
         self.parallel = layout.sharers > 1 and self.costs.node is not None
         self.sharded = self.parallel and layout.shard == "fsdp"
         self.exchanged: list[int] = []
         self.filling = Sizes()
         self.waits = layout.waits and layout.pipeline > 1
+        # The message that kernels wait for, where sends block them.
+        self.sending: list[int] = []
         # The kernels of every pass so far, in order, and of the units' forward passes.
         self.passed: list[int] = []
         self.forward: dict[str, int] = {}
@@ -233,7 +235,8 @@ class _Stage:
         title = f"{name} {micro_batch}" + (f" of {layer}" if layer else "")
         # The first task of a pass is the host's, the third its kernels.
         launch, kernels = len(self.build_.rows), len(self.build_.rows) + 2
-        done = self.build_.run(self.stage, title, taken, phase, layer, after)
+        done = self.build_.run(self.stage, title, taken, phase, layer, [*after, *self.sending])
+        self.sending = []
         if first:
             waiting = launch if self.waits else kernels
             self.build_.awaited.append((self._key(phase == Phase.FORWARD, micro_batch, chunk, sent=False), waiting))
@@ -287,6 +290,8 @@ class _Stage:
             "send", thread, seconds, kind=TaskKind.COMMUNICATION, phase=phase,
             size=self.costs.boundary_bytes, after=[done],
         )  # fmt: skip
+        if layout.blocking:
+            self.sending = [self.build_.sent[key]]
 
     def _gather(self, members: Sequence[int], name: str, phase: Phase) -> list[int]:
         """FSDP's all-gather of some units' parameters: the task to wait for."""

@@ -26,7 +26,8 @@ class Layout:
     Attributes:
         data: copies of the model that work on samples of their own.
         context: boards that share every sample's tokens; in the exchange of gradients they count as copies.
-        expert: boards that share the experts of every layer, out of those of the data and context directions.
+        expert: boards that share the experts of every layer: out of those of the data and context directions, and of
+            tensor ranks where these hold a part of the sequence each.
         tensor: boards that share every layer.
         pipeline: stages, one after the other.
         schedule: in which order a stage takes micro-batches: ``gpipe`` forward all, then backward all; ``1f1b``
@@ -49,6 +50,8 @@ class Layout:
         imbalance: tokens of the busiest rank's experts over the mean.
         overlap_experts: whether shared experts run while tokens are carried.
         offload: what lies in the host's memory and is updated there.
+        blocks: blocks of every part of a pipeline, chunk after chunk; empty for equal parts.
+        blocking: whether a stage's kernels wait until what they made has been sent.
     """
 
     data: int = 1
@@ -72,6 +75,8 @@ class Layout:
     imbalance: float = 1.0
     overlap_experts: bool = False
     offload: Offload = "none"
+    blocks: tuple[int, ...] = ()
+    blocking: bool = False
 
     @property
     def ranks(self) -> int:
@@ -85,7 +90,12 @@ class Layout:
 
     def group(self, *, experts: bool = False) -> int:
         """Boards that exchange gradients of the same parameters: of experts those with the same ones."""
-        return self.sharers // self.expert if experts else self.sharers
+        return self.token_ranks // self.expert if experts else self.sharers
+
+    @property
+    def token_ranks(self) -> int:
+        """Boards of a stage with tokens of their own between attention layers."""
+        return self.sharers * (self.tensor if self.sequence else 1)
 
     @property
     def words(self) -> str:
@@ -147,8 +157,10 @@ class Layout:
 
     def _check_sharing(self, node: NodeSpec | None) -> None:
         """Refuses experts and hosts that cannot be shared so."""
-        if self.sharers % self.expert:
-            problem = f"{self.expert} do not divide the {self.data} x {self.context} ranks of --data and --context"
+        if self.token_ranks % self.expert:
+            problem = (
+                f"{self.expert} do not divide the {self.token_ranks} ranks of a stage that have tokens of their own"
+            )
             raise InputError("--expert", problem, "write a number that does")
         if self.imbalance < 1:
             raise InputError(
@@ -180,12 +192,13 @@ class Layout:
 
     def data_per_node(self, node: NodeSpec, *, experts: bool = False) -> int:
         """Ranks of a node that exchange gradients of the same parameters; ``experts`` as for :meth:`group`."""
-        beside = self.tensor * (self.expert if experts else 1)
+        alike = 1 if self.sequence else self.tensor
+        beside = self.expert * alike if experts else self.tensor
         return min(self.group(experts=experts), max(node.boards // beside, 1))
 
     def expert_per_node(self, node: NodeSpec) -> int:
         """Ranks of a node that share experts."""
-        return min(self.expert, max(node.boards // self.tensor, 1))
+        return min(self.expert, node.boards if self.sequence else max(node.boards // self.tensor, 1))
 
     def context_per_node(self, node: NodeSpec) -> int:
         """Ranks of a node that share a sample's tokens."""

@@ -155,7 +155,7 @@ class _Moments:
     @classmethod
     def of(cls, units: Units, layout: Layout, stage: int) -> _Moments:
         """The passes of a stage."""
-        runs = units.stages(layout.pipeline * layout.chunks)
+        runs = units.stages(layout.pipeline * layout.chunks, layout.blocks)
         chunks = tuple(tuple(runs[chunk * layout.pipeline + stage]) for chunk in range(layout.chunks))
         place = np.zeros(len(units.capture.operators), np.int64)
         for rows in (*units.rows.values(), np.flatnonzero(units.phase == Phase.UPDATE)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from daydream.graph.graph import Phase, TaskKind
 from daydream.graph.simulate import Timeline, simulate
 from daydream.operators.calls import OperatorPrice
 from daydream.operators.work import PRODUCT_KINDS
+from daydream.plan.balance import balanced_blocks
 from daydream.plan.costs import Costs, costs_of
 from daydream.plan.experts import divided
 from daydream.plan.graph import plan_graph
@@ -155,7 +156,7 @@ class PlannedStep:
     def _exchanged(self, stage: int) -> float:
         """Seconds of a stage's kernels in which tensor ranks exchange parts."""
         layout = self.layout
-        runs = self.costs.units.stages(layout.pipeline * layout.chunks)
+        runs = self.costs.units.stages(layout.pipeline * layout.chunks, layout.blocks)
         members = [runs[chunk * layout.pipeline + stage] for chunk in range(layout.chunks)]
         passes = [self.costs.passing(part, phase) for part in members for phase in (Phase.FORWARD, Phase.BACKWARD)]
         return sum(each.exchanged for each in passes) * layout.micro_batches
@@ -220,8 +221,13 @@ def planned(
     node: NodeSpec | None,
     implementation: Implementation = "library",
     host: float = 1.0,
+    processor: str = "",
+    *,
+    balances: bool = False,
 ) -> PlannedStep:
     """A plan's step, simulated; arguments are those of :func:`daydream.plan.costs.costs_of`.
+
+    Stages get blocks of equal cost where ``balances`` says so.
 
     Raises:
         InputError: the layout fits neither the node nor the model.
@@ -229,7 +235,9 @@ def planned(
     layout.check(node)
     if layout.ranks > 1 and node is None:
         raise InputError("--node", f"{device.name} has no usual node", "name one (roller devices), or describe one")
-    costs = costs_of(divided(units, layout.expert), layout, device, node, implementation, host)
+    costs = costs_of(divided(units, layout.expert), layout, device, node, implementation, host, processor)
+    if balances:
+        costs = replace(costs, layout=replace(layout, blocks=balanced_blocks(costs)))
     return PlannedStep(costs=costs, device=device, timeline=simulate(plan_graph(costs)))
 
 

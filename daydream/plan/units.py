@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -115,16 +115,21 @@ class Units:
         """True if a unit is none of the blocks."""
         return unit in (0, self.count - 1)
 
-    def stages(self, count: int) -> list[list[int]]:
-        """Units of every stage, or chunk of one: blocks in runs as equal as can be.
+    def stages(self, count: int, blocks: Sequence[int] = ()) -> list[list[int]]:
+        """Units of every stage, or chunk of one: so many blocks each, or runs as equal as can be.
 
         Raises:
-            InputError: there are fewer blocks than stages.
+            InputError: there are fewer blocks than stages, or other numbers of them.
         """
+        if blocks and (len(blocks) != count or sum(blocks) != len(self.blocks)):
+            problem = f"{len(blocks)} parts of {sum(blocks)} blocks, but {count} parts share {len(self.blocks)}"
+            raise InputError("--stages", problem, "write the blocks of every part, chunk after chunk")
         if count > max(len(self.blocks), 1):
             problem = f"{count} parts of a pipeline, but the model repeats {len(self.blocks)} blocks"
             raise InputError("--pipeline", problem, "divide it less")
-        runs = [list(map(int, run)) for run in np.array_split(np.arange(1, self.count - 1), count)]
+        inner = np.arange(1, self.count - 1)
+        parts = np.split(inner, np.cumsum(blocks)[:-1]) if blocks else np.array_split(inner, count)
+        runs = [list(map(int, run)) for run in parts]
         runs[0].insert(0, 0)
         runs[-1].append(self.count - 1)
         return runs

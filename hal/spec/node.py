@@ -21,7 +21,7 @@ LinkKind = Literal["nvlink", "pcie"]
 Topology = Literal["switch", "all-to-all", "pair"]
 
 #: Generations of each kind of link whose library rates are known.
-GENERATIONS: Mapping[LinkKind, tuple[int, ...]] = {"nvlink": (3, 4, 5), "pcie": (3, 4, 5, 6)}
+GENERATIONS: Mapping[LinkKind, tuple[int, ...]] = {"nvlink": (2, 3, 4, 5), "pcie": (3, 4, 5, 6)}
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
