@@ -70,6 +70,15 @@ def affine(index: AffineIndex, axes: Mapping[str, Expr]) -> Expr:
     return total
 
 
+def remainder(number: Expr, count: int) -> Expr:
+    """``number % count``, for numbers from 0 on.
+
+    TVM makes ``(x + 1) // 2`` of ``x // 2 + x % 2``, and then takes it for ``x // 2`` in one index with that: a mask
+    stays what it is.
+    """
+    return tirx.bitwise_and(number, 1) if count == 2 else tirx.floormod(number, count)
+
+
 def identity(function: str, dtype: str) -> Expr:
     """The constant that changes nothing under a reduction, within the dtype's finite range for max and min."""
     if function == "max":

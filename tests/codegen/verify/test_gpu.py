@@ -209,6 +209,17 @@ def test_dynamic_shared_memory_holds_tiles_that_fill_no_whole_alignment() -> Non
     assert check.passed, check.reason
 
 
+@pytest.mark.usefixtures("emulator")
+def test_two_threads_along_an_axis_read_diagonals_where_they_are() -> None:
+    text = "Y[i, j] = T[i - j + 6] - X[i, i + j - 1 | pad=1]"
+    form = form_of(expr=text, sizes={"i": 15, "j": 7}, shapes={"T": [21], "X": [14, 19]})
+    schedule = TileSchedule(
+        block=sizes({"i": 15, "j": 8}), thread=sizes({"i": 1, "j": 1}), vthreads=sizes({"i": 1, "j": 4})
+    )
+    check = verify(form, schedule, engine="emulator")
+    assert check.passed, check.reason
+
+
 def emulated(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], **more: Any) -> Verification:
     """What verification says of a staged product whose CUDA text was changed."""
     original = sources.cuda_source
