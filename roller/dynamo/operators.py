@@ -67,42 +67,72 @@ class _Result:
 
 def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], emulated: bool) -> Any:
     dtype = getattr(torch, bundle.output.dtype)
-    if bundle.is_for_cpu:
-        launch, device = _on_processor(CpuOperator.load(bundle.directory), result, formats, dtype), "CPU"
-    elif emulated:
-        launch, device = _in_emulator(bundle, result.shape, dtype), "CPU"
-    else:
-        launch, device = _on_gpu(bundle, result.shape), "CUDA"
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _libraries.append(library)
     parameters = ", ".join(f"Tensor {argument.name}" for argument in bundle.inputs)
     # Inductor may change the layout of what an operator reads unless it says that it minds.
-    library.define(f"{name}({parameters}) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
-    library.impl(name, launch, device)
+    tags = (torch.Tag.flexible_layout if bundle.is_for_cpu else torch.Tag.needs_contiguous_strides,)
+    library.define(f"{name}({parameters}) -> Tensor", tags=tags)
+    op = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if bundle.is_for_cpu:
+        write = _on_processor(CpuOperator.load(bundle.directory), formats)
+        library.impl(name, lambda *tensors: write(*tensors, out=result.empty(dtype, "cpu")), "CPU")
+        _lower_in_inductor(op, f"{NAMESPACE}_{name}", write, result, formats, dtype)
+    elif emulated:
+        library.impl(name, _in_emulator(bundle, result.shape, dtype), "CPU")
+    else:
+        library.impl(name, _on_gpu(bundle, result.shape), "CUDA")
 
     def fake(*tensors: Any) -> Any:
         return result.empty(dtype, tensors[0].device)
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    return op
 
 
-def _on_processor(operator: CpuOperator, result: _Result, formats: Sequence[Any], dtype: Any) -> Launch:
+def _on_processor(operator: CpuOperator, formats: Sequence[Any]) -> Launch:
+    """A function of tensors that writes its result into ``out``."""
     # PyTorch's own operators run on OpenMP's threads: those of ours would wait for theirs.
     operator.use_openmp()
     run, orders = operator.run, tuple(formats)
 
-    def launch(*tensors: Any) -> Any:
+    def write(*tensors: Any, out: Any) -> Any:
         # What lies in the right order already is not copied.
         dense = [
             tensor.contiguous(memory_format=memory_format)
             for tensor, memory_format in zip(tensors, orders, strict=True)
         ]
-        output = result.empty(dtype, "cpu")
-        run(*[tensor.data_ptr() for tensor in dense], output.data_ptr())
-        return output
+        run(*[tensor.data_ptr() for tensor in dense], out.data_ptr())
+        return out
 
-    return launch
+    return write
+
+
+def _lower_in_inductor(op: Any, name: str, write: Launch, result: _Result, formats: Sequence[Any], dtype: Any) -> None:
+    """Let Inductor call a kernel by its function, in memory that is planned, rather than by PyTorch's dispatcher."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.select_algorithm import ExternKernelChoice
+
+    kernel = ExternKernelChoice(write, name=name, op_overload=op)
+    strides = result.empty(dtype, "meta").stride()
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lowered(*operands: Any) -> Any:
+        inputs = [
+            ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(operand), _strides(operand, order))
+            for operand, order in zip(operands, formats, strict=True)
+        ]
+        layout = ir.FixedLayout(torch.device("cpu"), dtype, list(result.shape), list(strides))
+        return ir.TensorBox.create(
+            ir.ExternKernelOut(layout=layout, inputs=inputs, python_kernel_name=kernel.call_name(), op_overload=op)
+        )
+
+
+def _strides(operand: Any, memory_format: Any) -> tuple[int, ...]:
+    """Strides of an operand of Inductor's in an order."""
+    shape = [int(extent) for extent in operand.get_size()]
+    return torch.empty(shape, device="meta", memory_format=memory_format).stride()
 
 
 def _on_gpu(bundle: Bundle, shape: tuple[int, ...]) -> Launch:
