@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from roller.library.calls import PricedCall
 
 Implementation = Literal["best", "library"]
+#: The same, or for every operator the one that is expected to take less time.
+Choice = Literal["best", "library", "faster"]
 
 
 @dataclass(frozen=True)
