@@ -124,7 +124,7 @@ def predicted(module: Any, shelf: KernelShelf, *, competes: bool = True) -> tupl
 
 
 def region_decision(region: Region, name: str, seconds: float, reason: str) -> Decision:
-    """What became of a region."""
+    """The decision about a region."""
     return Decision(
         name=name,
         functions=region.functions,

@@ -19,7 +19,7 @@ def step():
         [
             operator("aten::cudnn_convolution", [[8, 64, 28, 28], [128, 64, 3, 3]], kernels=[("volta_scudnn", 900.0)]),
             operator("aten::mm", [[64, 1024], [1024, 512]], kernels=[("volta_sgemm", 50.0)]),
-            operator("aten::add", [[64, 512], [64, 512]], kernels=[("vectorized_elementwise_kernel<CUDAFunctor_add>", 9.0)]),
+            operator("aten::add", [[64, 512], [64, 512]], kernels=[("vectorized_elementwise_kernel<add>", 9.0)]),
             operator("aten::relu", [[64, 512]], kernels=[("vectorized_elementwise_kernel<relu>", 6.0)]),
         ]
     )  # fmt: skip
