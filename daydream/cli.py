@@ -345,7 +345,7 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     import msgspec
 
     from daydream.operators.pricing import device_operators
-    from daydream.swap.plan import replaceable
+    from daydream.passes.kernels.replace_operator import replaceable
     from daydream.tasks.build import read_graph
     from hal.support.atomic import write_atomic
 
