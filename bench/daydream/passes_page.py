@@ -285,7 +285,12 @@ def _run(case: Case, graph: TaskGraph) -> tuple[str, str, tuple[str, ...]]:
 
 def _markdown(docstring: str) -> str:
     """A docstring's text as Markdown: arguments as a list, doubled quotes as single ones."""
-    text = docstring.replace("``", "`").strip().replace("Args:\n", "Parameters:\n\n")
+    text = (
+        docstring.replace("``", "`")
+        .strip()
+        .replace("Args:\n", "Parameters:\n\n")
+        .replace("Attributes:\n", "Parameters:\n\n")
+    )
     text = re.sub(r"^    (\w+?)_?: ", lambda match: f"- `{match[1].replace('_', '-')}`: ", text, flags=re.MULTILINE)
     return re.sub(r"^        ", "  ", text, flags=re.MULTILINE)
 
