@@ -18,6 +18,7 @@ from bench.pictures import new_figure, save
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.library import library_times
 from sokoban.schedule.table import Floats
 
@@ -114,12 +115,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 def kind_table(comparisons: Sequence[Comparison]) -> Table:
     """A row per board: mean and median errors, the roofline's next to them, signed means by length."""
     kind = comparisons[0].kind
-    view = Table(box=None, pad_edge=False, title=kind.title, title_justify="left")
-    view.add_column("board")
-    for column in (
-        "calls", "mean error", "asked", "from 20 µs", "median error", "two numbers", *LENGTH_NAMES,
-    ):  # fmt: skip
-        view.add_column(column, justify="right")
+    numbers = ("calls", "mean error", "asked", "from 20 µs", "median error", "two numbers", *LENGTH_NAMES)
+    view = new_table(("board",), numbers, title=kind.title)
     for each in comparisons:
         median = None if each.predicted is None else float(np.median(np.abs(each.errors(each.predicted))))
         signed = [None] * 5 if each.predicted is None else each.signed_by_length(each.predicted)

@@ -26,7 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.accuracy.steps.network_rows import NetworkRow, NetworkScore, read_rows
-from bench.pictures import draw_equality, new_figure, save
+from bench.pictures import draw_comparison
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from hal.support.tables import new_table
@@ -237,19 +237,12 @@ def failure_table(scores: Sequence[NetworkScore]) -> Table:
 
 def chart(scores: Sequence[NetworkScore], path: Path) -> None:
     """Predicted against measured time per image, a colour per mode and layout, as a PNG."""
-    figure = new_figure(7.5, 6.5)
-    panel: Any = figure.subplots()
-    for number, kind in enumerate(sorted({score.row.kind for score in scores})):
-        members = [score for score in scores if score.row.kind == kind]
-        x = [1e3 * score.row.measured / score.row.batch for score in members]
-        y = [1e3 * score.predicted / score.row.batch for score in members]
-        panel.scatter(x, y, s=8, alpha=0.5, color=f"C{number}", label=kind)
-    times = [1e3 * time / score.row.batch for score in scores for time in (score.row.measured, score.predicted)]
-    draw_equality(panel, times)
-    panel.set(xlabel="measured ms per image", ylabel="predicted ms per image")
-    panel.legend(fontsize=8)
-    panel.set_title("Vision networks on an RTX 3090 with autocast")
-    save(figure, path)
+    groups = {}
+    for kind in sorted({score.row.kind for score in scores}):
+        rows = [(each.row.measured, each.predicted, each.row.batch) for each in scores if each.row.kind == kind]
+        measured, predicted, batch = np.array(rows).T
+        groups[kind] = (measured / batch, predicted / batch)
+    draw_comparison(path, "Vision networks on an RTX 3090 with autocast", {"time per image": groups})
 
 
 @click.command()
