@@ -23,7 +23,7 @@ class Errors:
 
     @property
     def count(self) -> str:
-        """How many there are."""
+        """Number of errors."""
         return str(len(self.values))
 
     @property
