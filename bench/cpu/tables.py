@@ -45,8 +45,8 @@ def ratio_table(results: Results) -> Table:
         table.add_row(one.name, *_ours(one), *(_against(one, who) for who in COLUMNS.values()), *_predicted(one))
     means = [geometric_mean(_medians(results, who)) for who in COLUMNS.values()]
     errors = [
-        [abs(error) for one in results.operators if (error := error_of(one)) is not None]
-        for error_of in (lambda one: one.prediction_error, lambda one: one.error_then)
+        [abs(error) for one in results.operators if (error := getattr(one, name)) is not None]
+        for name in ("prediction_error", "error_then")
     ]
     firsts = [first for one in results.operators if (first := _first(one)) is not None]
     table.add_row(
