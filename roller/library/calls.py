@@ -24,6 +24,8 @@ from roller.library.experts.call import experts_call_time
 from roller.library.products.gemm import choose_gemm, framework_seconds
 from roller.library.products.gemm_tiles import generation
 from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
+from roller.library.recurrent.call import SIZES as RECURRENT_SIZES
+from roller.library.recurrent.call import recurrent_call_time
 from roller.library.scaled.call import scaled_call_time
 from roller.library.streaming.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.streaming.row_kernels import row_kernel_seconds
@@ -46,6 +48,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "collective": ("bytes", "ranks"),
     "scaled": ("m", "n", "k"),
     "experts": EXPERTS_SIZES,
+    "recurrent": RECURRENT_SIZES,
     "rows": ("rows", "columns", "further"),
 }  # fmt: skip
 
@@ -78,6 +81,7 @@ class LibraryCall:
             of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
             ``attention``: the family of kernels that runs, where it is not the fastest that the board has; ``scaled``
             and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone;
+            ``recurrent``: its name in ``recurrent.call.MODELS``;
             ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
@@ -312,6 +316,10 @@ def _experts(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
     return _listed(experts_call_time(first.variant, sizes, device), labels)
 
 
+def _recurrent(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(recurrent_call_time(first.variant, sizes, device), labels)
+
+
 def _row_kernels(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = row_kernel_seconds(
         first.variant, sizes["rows"], sizes["columns"], device, dtype_bytes=DTYPE_BYTES[first.dtype],
@@ -332,6 +340,7 @@ _MODELS: Mapping[str, _Model] = {
     "collective": _collectives,
     "scaled": _scaled,
     "experts": _experts,
+    "recurrent": _recurrent,
     "rows": _row_kernels,
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from bench.accuracy.library.left_out import fitted_without
 from bench.accuracy.library.tensor_core_rows import BOARDS as SIXTEEN_BIT_BOARDS
 from bench.accuracy.library.tensor_core_rows import FLOORS, REACHED
 from hal.catalog import load_device
@@ -54,6 +55,7 @@ class Comparison:
         predicted: None where the board has no such kernels by the model.
         roofline: by two numbers, a rate and a constant that suits these very calls best.
         on: whether constants were chosen on the call's shape.
+        left_out: by constants chosen without the board; None where there are none.
     """
 
     board: str
@@ -62,6 +64,7 @@ class Comparison:
     predicted: Floats | None
     roofline: Floats
     on: np.ndarray[Any, np.dtype[np.bool_]]
+    left_out: Floats | None = None
 
     def errors(self, seconds: Floats) -> Floats:
         """Relative errors without their signs."""
@@ -80,6 +83,7 @@ class Kind:
         operators: of rows in one precision.
         work: FLOP and bytes of rows.
         chosen: of rows, whether constants were chosen on their shapes.
+        left_out: name of the constants that were chosen with a board left out.
     """
 
     file: str
@@ -90,6 +94,7 @@ class Kind:
     operators: Callable[[Columns, str], list[Operator]]
     work: Callable[[Columns, str], tuple[Floats, Floats]]
     chosen: Callable[[Columns], np.ndarray[Any, np.dtype[np.bool_]]]
+    left_out: str = ""
 
 
 def table(data: Path, out: Path) -> Iterable[Table]:
@@ -126,9 +131,15 @@ def _comparison(kind: Kind, board: str, word: str, rows: Columns) -> Comparison:
     faster = WEIGHT_BYTES[word][1]
     longest = np.maximum(flops / (REACHED * faster * rates.peak_flops), moved / device.dram.bandwidth_bytes_per_second)
     roofline = min((longest + floor for floor in FLOORS), key=lambda seconds: np.abs(seconds / measured - 1).mean())
+    operators = kind.operators(rows, kind.precisions[word])
+    left_out = None
+    without = fitted_without(board, kind.left_out)
+    if without is not None:
+        with without:
+            left_out = _predicted(operators, device)
     return Comparison(
         board=board, kind=word, measured=measured, roofline=roofline, on=kind.chosen(rows),
-        predicted=_predicted(kind.operators(rows, kind.precisions[word]), device),
+        predicted=_predicted(operators, device), left_out=left_out,
     )  # fmt: skip
 
 
@@ -146,15 +157,16 @@ def kind_table(kind: Kind, comparisons: Sequence[Comparison]) -> Table:
     view = Table(box=None, pad_edge=False, title=kind.title, title_justify="left")
     view.add_column("board")
     view.add_column("numbers")
-    for column in ("rows", "mean error", "asked", "others", "median error", "two numbers"):
+    for column in ("rows", "mean error", "asked", "others", "without it", "median error", "two numbers"):
         view.add_column(column, justify="right")
     for each in comparisons:
         errors = None if each.predicted is None else each.errors(each.predicted)
         shown = ["-"] * 3
         if errors is not None:
             shown = [f"{value:.1%}" for value in (errors.mean(), errors[~each.on].mean(), np.median(errors))]
+        without = "-" if each.left_out is None else f"{each.errors(each.left_out).mean():.1%}"
         view.add_row(
-            each.board, each.kind, str(len(each.measured)), shown[0], f"{kind.bar:.0%}", *shown[1:],
+            each.board, each.kind, str(len(each.measured)), shown[0], f"{kind.bar:.0%}", shown[1], without, shown[2],
             f"{each.errors(each.roofline).mean():.1%}",
         )  # fmt: skip
     return view
@@ -220,7 +232,7 @@ def _experts_half(rows: Columns) -> np.ndarray[Any, np.dtype[np.bool_]]:
 KINDS: tuple[Kind, ...] = (
     Kind(
         file="products", title="Products with scales", bar=0.10, column="gemm_dtype", precisions=PRODUCTS,
-        operators=_products, work=_product_work, chosen=_product_half,
+        operators=_products, work=_product_work, chosen=_product_half, left_out="scaled",
     ),
     Kind(
         file="experts", title="Layers of experts", bar=0.15, column="moe_dtype", precisions=EXPERTS,
