@@ -21,6 +21,8 @@ from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolutions.float32 import ConvolutionSizes, convolution_seconds
 from roller.library.experts.call import SIZES as EXPERTS_SIZES
 from roller.library.experts.call import experts_call_time
+from roller.library.latent.call import SIZES as LATENT_SIZES
+from roller.library.latent.call import latent_call_time
 from roller.library.products.gemm import choose_gemm, framework_seconds
 from roller.library.products.gemm_tiles import generation
 from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
@@ -49,6 +51,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "scaled": ("m", "n", "k"),
     "experts": EXPERTS_SIZES,
     "recurrent": RECURRENT_SIZES,
+    "latent": LATENT_SIZES,
     "rows": ("rows", "columns", "further"),
 }  # fmt: skip
 
@@ -82,6 +85,7 @@ class LibraryCall:
             ``attention``: the family of kernels that runs, where it is not the fastest that the board has; ``scaled``
             and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone;
             ``recurrent``: its name in ``recurrent.call.MODELS``;
+            ``latent``: precision of products, of the cache and of attention, joined by ``@``;
             ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
@@ -320,6 +324,10 @@ def _recurrent(first: LibraryCall, sizes: _Columns, labels: Sequence[str], devic
     return _listed(recurrent_call_time(first.variant, sizes, device), labels)
 
 
+def _latent(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(latent_call_time(first.variant, sizes, device), labels)
+
+
 def _row_kernels(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = row_kernel_seconds(
         first.variant, sizes["rows"], sizes["columns"], device, dtype_bytes=DTYPE_BYTES[first.dtype],
@@ -341,6 +349,7 @@ _MODELS: Mapping[str, _Model] = {
     "scaled": _scaled,
     "experts": _experts,
     "recurrent": _recurrent,
+    "latent": _latent,
     "rows": _row_kernels,
 }
 

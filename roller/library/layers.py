@@ -8,7 +8,9 @@ from typing import Any
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
 from roller.library.experts.loads import Loads, loads, loads_of
+from roller.library.latent.call import SIZES as LATENT_SIZES
 from roller.library.streaming.elementwise import Direction
+from sokoban.language.latent_layer import LatentAttention
 from sokoban.language.layers import KERNELS, Experts, GroupedMatmul, Layer, ScaledMatmul, layer_from_data
 from sokoban.language.state_layers import DeltaNet, Mamba2
 
@@ -102,6 +104,17 @@ def _recurrent(
     ]  # fmt: skip
 
 
+def _latent(layer: LatentAttention, direction: Direction) -> list[LibraryCall]:
+    """The module; its backward pass is twice its work, and makes keys and values of every head."""
+    sizes = tuple(float(getattr(layer, name)) for name in LATENT_SIZES)
+    variant = f"{layer.precision}@{layer.cache}@{layer.attention}"
+    if direction == "forward":
+        return [LibraryCall(kind="latent", label="latent attention", sizes=sizes, variant=variant)]
+    labels = ("gradient of the activations", "gradient of the weights")
+    return [LibraryCall(kind="latent", label=label, sizes=sizes, variant=variant) for label in labels]
+
+
 _MAKERS: Mapping[type[Layer], Callable[[Any, Direction], list[LibraryCall]]] = {
     ScaledMatmul: _scaled, GroupedMatmul: _grouped, Experts: _experts, DeltaNet: _delta_net, Mamba2: _mamba2,
+    LatentAttention: _latent,
 }  # fmt: skip

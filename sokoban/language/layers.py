@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from hal.support.errors import InputError, listed
+from sokoban.language.latent_layer import LatentAttention
 from sokoban.language.state_layers import DeltaNet, Mamba2
 
 #: Numbers of products whose operands are both narrow, by the scales that they carry.
@@ -177,12 +178,12 @@ class Experts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
         check_distribution(self.distribution)
 
 
-Layer = ScaledMatmul | GroupedMatmul | Experts | DeltaNet | Mamba2
+Layer = ScaledMatmul | GroupedMatmul | Experts | DeltaNet | Mamba2 | LatentAttention
 
 #: Layer by the word that names it in JSON.
 LAYERS: Mapping[str, type[Layer]] = {
     "scaled_matmul": ScaledMatmul, "grouped_matmul": GroupedMatmul, "experts": Experts, "delta_net": DeltaNet,
-    "mamba2": Mamba2,
+    "mamba2": Mamba2, "latent_attention": LatentAttention,
 }  # fmt: skip
 
 
