@@ -23,6 +23,7 @@ from roller.library.experts.call import SIZES as EXPERTS_SIZES
 from roller.library.experts.call import experts_call_time
 from roller.library.latent.call import SIZES as LATENT_SIZES
 from roller.library.latent.call import latent_call_time
+from roller.library.peer_reduce import peer_reduce_seconds
 from roller.library.products.gemm import choose_gemm, framework_seconds
 from roller.library.products.gemm_tiles import generation
 from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
@@ -58,6 +59,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 #: Variant of convolutions whose tensors lie in NHWC.
 CHANNELS_LAST = "nhwc"
 
+#: Variant of all-reduces by vLLM's kernels.
+PEER_REDUCE = "peer_reduce"
+
 #: Variant of layer norms without a mean.
 RMS = "rms"
 
@@ -80,7 +84,8 @@ class LibraryCall:
         dtype: element type of the tensors.
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
             ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
-            ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
+            ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, or ``peer_reduce``, and
+            after an ``@`` that
             of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
             ``attention``: the family of kernels that runs, where it is not the fastest that the board has; ``scaled``
             and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone;
@@ -309,6 +314,8 @@ def _rooflines(first: LibraryCall, sizes: _Columns, labels: Sequence[str], devic
 def _collectives(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     name, _, node = first.variant.partition("@")
     where = node_for(device, node or None)
+    if name == PEER_REDUCE:
+        return _listed(peer_reduce_seconds(sizes["bytes"], sizes["ranks"], where, device), labels)
     return _listed(collective_seconds(name, sizes["bytes"], sizes["ranks"], where, dtype=first.dtype), labels)
 
 

@@ -95,20 +95,20 @@ def _comparison(kind: Kind, board: str, word: str, rows: Columns) -> Comparison:
     without = fitted_without(board, kind.left_out)
     if without is not None:
         with without:
-            left_out = _predicted(operators, device)
+            left_out = _predicted(operators, device, has_calls=word in kind.has_calls)
     return Comparison(
         board=board, kind=word, measured=measured, roofline=roofline, on=kind.chosen(rows),
-        predicted=_predicted(operators, device), left_out=left_out,
+        predicted=_predicted(operators, device, has_calls=word in kind.has_calls), left_out=left_out,
     )  # fmt: skip
 
 
-def _predicted(operators: Sequence[Operator], device: DeviceSpec) -> Floats | None:
+def _predicted(operators: Sequence[Operator], device: DeviceSpec, *, has_calls: bool) -> Floats | None:
+    """Seconds of rows; None where the board or its node has no such kernels."""
     try:
         times = library_times(operators, device)
     except InputError:
         return None
-    eager = operators[0]["op"] == "scaled_matmul" and operators[0]["precision"] == "fp8-block"
-    return np.array([each.call_seconds if eager else each.seconds for each in times])
+    return np.array([each.call_seconds if has_calls else each.seconds for each in times])
 
 
 def kind_table(kind: Kind, comparisons: Sequence[Comparison]) -> Table:
@@ -122,7 +122,8 @@ def kind_table(kind: Kind, comparisons: Sequence[Comparison]) -> Table:
         errors = None if each.predicted is None else each.errors(each.predicted)
         shown = ["-"] * 3
         if errors is not None:
-            shown = [f"{value:.1%}" for value in (errors.mean(), errors[~each.on].mean(), np.median(errors))]
+            others = "-" if each.on.all() else f"{errors[~each.on].mean():.1%}"
+            shown = [f"{errors.mean():.1%}", others, f"{np.median(errors):.1%}"]
         without = "-" if each.left_out is None else f"{each.errors(each.left_out).mean():.1%}"
         view.add_row(
             each.board, each.kind, str(len(each.measured)), shown[0], f"{kind.bar:.0%}", shown[1], without, shown[2],

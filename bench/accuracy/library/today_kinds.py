@@ -23,6 +23,8 @@ DELTA_NETS = {
     "chunk_gated_delta_rule_flashinfer": "rule", "chunk_gated_delta_rule_triton": "rule",
     "fused_recurrent_gated_delta_rule_packed_decode": "rule@decode",
 }  # fmt: skip
+#: What rows of all-reduces hold: kernels, or calls from Python.
+ALL_REDUCES = {"vllm_graph": "seconds", "vllm_eager": "call_seconds"}
 LATENT = {"bfloat16": "bfloat16", "fp8_block": "fp8-block", "nvfp4": "nvfp4"}
 
 #: Bytes of an element of the weights, and FLOP of the matrix units over those of 16 bits.
@@ -47,6 +49,7 @@ class Kind:
         operators: of rows in one precision.
         work: FLOP and bytes of rows.
         chosen: of rows, whether constants were chosen on their shapes.
+        has_calls: words of rows that hold calls from the host, not kernels in a CUDA graph.
         left_out: name of the constants that were chosen with a board left out.
     """
 
@@ -58,6 +61,7 @@ class Kind:
     operators: Callable[[Columns, str], list[Operator]]
     work: Callable[[Columns, str], tuple[Floats, Floats]]
     chosen: Callable[[Columns], np.ndarray[Any, np.dtype[np.bool_]]]
+    has_calls: tuple[str, ...] = ()
     left_out: str = ""
 
 
@@ -177,11 +181,31 @@ def _latent_half(rows: Columns) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.asarray(sum(rows[name] * factor for name, factor in parts.items()) % 97 % 2 == 0)
 
 
+# All-reduces
+
+
+def _all_reduces(rows: Columns, _: str) -> list[Operator]:
+    pairs = zip(rows["message_size"].tolist(), rows["num_gpus"].tolist(), strict=True)
+    return [{"op": "all_reduce", "bytes": size, "ranks": ranks, "kernels": "vllm"} for size, ranks in pairs]
+
+
+def _all_reduce_work(rows: Columns, _: str) -> tuple[Floats, Floats]:
+    """A sum, and what is read and written."""
+    size = rows["message_size"].astype(np.float64)
+    return size * (rows["num_gpus"] - 1) / 2, 2 * size
+
+
+def _all_reduce_half(rows: Columns) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """All rows of graphs: there are few."""
+    return np.asarray(rows["backend"] == "vllm_graph")
+
+
 #: Every kind of the data.
 KINDS: tuple[Kind, ...] = (
     Kind(
         file="products", title="Products with scales", bar=0.10, column="gemm_dtype", precisions=PRODUCTS,
         operators=_products, work=_product_work, chosen=_product_half, left_out="scaled",
+        has_calls=("fp8_block",),
     ),
     Kind(
         file="experts", title="Layers of experts", bar=0.15, column="moe_dtype", precisions=EXPERTS,
@@ -198,5 +222,10 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         file="latent_generation", title="Latent attention, a token after the cached ones", bar=0.15, column="gemm_type",
         precisions=LATENT, operators=_latent, work=_latent_work, chosen=_latent_half,
+    ),
+    Kind(
+        file="all_reduce", title="All-reduces within a node", bar=0.15, column="backend", precisions=ALL_REDUCES,
+        operators=_all_reduces, work=_all_reduce_work, chosen=_all_reduce_half,
+        has_calls=("vllm_eager",),
     ),
 )  # fmt: skip
