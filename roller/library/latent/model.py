@@ -9,7 +9,7 @@ kernel; with few it takes the matrix that would make the keys into the queries, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -64,6 +64,10 @@ class LatentCalls:
     key_dim: Floats
     value_dim: Floats
 
+    def some(self, chosen: Bools) -> LatentCalls:
+        """The calls that are chosen."""
+        return LatentCalls(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
+
     @property
     def rows(self) -> Floats:
         """New tokens of all sequences."""
@@ -117,8 +121,19 @@ def latent_times(
     Raises:
         InputError: the board has no matrix units for the precision.
     """
-    module = _Module(calls, setting, device)
-    return module.times(prefill[module.prefill_backend], absorbed[module.absorbed_backend])
+    is_absorbed = _Module(calls, setting, device).is_absorbed
+    parts = np.zeros((3, *is_absorbed.shape))
+    for way in (True, False):
+        rows = is_absorbed == way
+        if rows.any():
+            module = _Module(calls.some(rows), setting, device)
+            parts[:, rows] = (
+                module.absorbed_parts(absorbed[module.absorbed_backend])
+                if way
+                else module.prefill_parts(prefill[module.prefill_backend])
+            )
+    products, attention, around = parts
+    return LatentTimes(products=products, attention=attention, around=around, is_absorbed=is_absorbed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,23 +158,23 @@ class _Module:
             return "flashinfer"
         return "flashmla" if self.setting.has_narrow_cache else "flash attention"
 
-    def times(self, prefill: PrefillConstants, absorbed: AbsorbedConstants) -> LatentTimes:
-        """All parts, of either way where it is taken."""
-        is_absorbed = self._is_absorbed
-        pairs = (
-            (self._products(absorbed=True), self._products(absorbed=False)),
-            (self._latent_seconds(absorbed), self._headed_seconds(prefill)),
-            (self._around_seconds(absorbed.around), self._around_seconds(prefill.around)),
-        )
-        products, attention, around = (np.where(is_absorbed, *pair) for pair in pairs)
-        return LatentTimes(products=products, attention=attention, around=around, is_absorbed=is_absorbed)
+    def prefill_parts(self, constants: PrefillConstants) -> tuple[Floats, Floats, Floats]:
+        """Products, attention and what is around them, with keys and values of every head."""
+        around = self._around_seconds(constants.around)
+        return self._products(absorbed=False), self._headed_seconds(constants), around
+
+    def absorbed_parts(self, constants: AbsorbedConstants) -> tuple[Floats, Floats, Floats]:
+        """Likewise with latent vectors alone."""
+        around = self._around_seconds(constants.around)
+        return self._products(absorbed=True), self._latent_seconds(constants), around
 
     @cached_property
     def _generation(self) -> str:
         return generation_of(self.device, "bfloat16")
 
     @property
-    def _is_absorbed(self) -> Bools:
+    def is_absorbed(self) -> Bools:
+        """Calls of so few tokens that the backend takes latent vectors."""
         calls = self.calls
         if self._generation != "warp groups":
             return calls.tokens <= 1
