@@ -6,18 +6,21 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.dynamo.anchors import is_constant, shape_of
 from roller.dynamo.constants import constant_of, new_constant, on_real_tensors
+from roller.dynamo.convolutions import writes_last_channels
 from roller.dynamo.kernels import ON_PROCESSOR, Kernel, KernelShelf, is_processor
 from roller.dynamo.operators import region_operator
+from roller.dynamo.orders import LAST, Operand, dense_copy, orders_of_outputs, refresh
 from roller.dynamo.regions import Region, regions_of
+from roller.dynamo.sums import is_constant, shape_of
 from roller.library.operators import library_time
 
 log = logging.getLogger("roller.backend")
@@ -60,10 +63,26 @@ def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False, competes
     An operator that cannot be compiled, loaded or that gives other numbers than PyTorch stays with PyTorch, and a line
     of warning says so.
     """
-    graph, decisions, regions = module.graph, [], []
-    for each in regions_of(graph):
+    graph = module.graph
+    with orders_of_outputs(graph):
+        decisions = _rewritten(module, shelf, emulated, competes)
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+    return decisions
+
+
+def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) -> list[Decision]:
+    graph, lanes = module.graph, shelf.lanes
+    decisions: list[Decision] = []
+    if any(writes_last_channels(node, lanes) for node in graph.nodes):
+        # What views of dense tensors give may need a copy now.
+        view_to_reshape(module)
+        refresh(graph, adjust=lambda node, value: _with_last_channels(node, value, lanes))
+    regions = []
+    for each in regions_of(graph, lanes):
         if isinstance(each, Region):
-            regions.append(each)
+            regions.append(shelf.fastest(each))
         else:
             node, reason = each
             decisions.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
@@ -89,10 +108,13 @@ def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False, competes
                 reason=reason,
             )
         )
-    graph.eliminate_dead_code()
-    graph.lint()
-    module.recompile()
+    rewriting.settle()
     return decisions
+
+
+def _with_last_channels(node: Any, value: Any, lanes: int) -> Any:
+    """A value as kernels of ours are to write it."""
+    return value.contiguous(memory_format=LAST) if writes_last_channels(node, lanes) else value
 
 
 def _dearer_than_library(regions: Sequence[Region], shelf: KernelShelf) -> dict[str, str]:
@@ -151,62 +173,80 @@ class _Rewriting:
     """A graph module on its way.
 
     Attributes:
-        faults: what is wrong with a kernel, by its name and the shape of its result; empty where nothing is.
+        faults: what is wrong with an operator, by itself; empty where nothing is.
         replaced: results of regions -> the nodes that stand in their place.
+        constants: what constants were arranged into, by node and order.
+        formats: orders in which operators of ours read their operands, by node.
     """
 
     module: Any
     emulated: bool
-    faults: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    faults: dict[Any, str] = field(default_factory=dict)
     replaced: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[Operand, Any] = field(default_factory=dict)
+    formats: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
 
     def put(self, region: Region, kernel: Kernel) -> str:
         """Put a kernel in the place of its region; why not, where it is wrong or cannot be loaded."""
+        formats = tuple(operand.memory_format for operand in region.operands)
         try:
-            op = region_operator(kernel.bundle, region.shape, emulated=self.emulated)
+            op = region_operator(kernel.bundle, region.shape, region.memory_format, formats, emulated=self.emulated)
         except InputError as error:
             return str(error)
-        operands = [self.replaced.get(node, node) for node in region.operands]
-        key = (kernel.bundle.name, region.shape)
-        if key not in self.faults:
+        operands = [replace(operand, node=self.replaced.get(operand.node, operand.node)) for operand in region.operands]
+        if op not in self.faults:
             try:
-                self.faults[key] = _fault(self.module, region, operands, op)
+                self.faults[op] = _fault(self.module, region, operands, op)
             except Exception as error:  # whatever keeps a kernel from running must not keep the model from it
-                self.faults[key] = f"it does not run here: {type(error).__name__}: {error}"
-        if self.faults[key]:
-            return self.faults[key]
+                self.faults[op] = f"it does not run here: {type(error).__name__}: {error}"
+        if self.faults[op]:
+            return self.faults[op]
         graph, result = self.module.graph, region.result
+        arguments = tuple(map(self._argument, operands))
         with graph.inserting_before(result):
-            called = graph.call_function(op, tuple(_dense(self.module, graph, node) for node in operands))
+            called = graph.call_function(op, arguments)
         called.meta = dict(result.meta)
-        called.meta["val"] = result.meta["val"].new_empty(region.shape)
+        called.meta["val"] = result.meta["val"].new_empty(region.shape).contiguous(memory_format=region.memory_format)
         result.replace_all_uses_with(called)
         self.replaced[result] = called
+        self.formats[called] = formats
         for node in reversed(region.nodes):
             graph.erase_node(node)
         return ""
 
+    def settle(self) -> None:
+        """Give every operator of ours its operands in the orders in which it reads them: copies, where they lie in
+        others."""
+        graph = self.module.graph
 
-def _dense(module: Any, graph: Any, node: Any) -> Any:
-    """A node whose elements lie in their order."""
-    if is_constant(node):
-        tensor = constant_of(module, node)
-        if tensor.is_contiguous():
-            return node
-        with on_real_tensors():
-            tensor = tensor.contiguous()
-        return new_constant(module, node, tensor)
-    if node.meta["val"].is_contiguous():
-        return node
-    copied = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    copied.meta = {"val": node.meta["val"].contiguous()}
-    return copied
+        def copy_operands(node: Any) -> None:
+            for place, memory_format in enumerate(self.formats.get(node, ())):
+                operand = node.args[place]
+                if not operand.meta["val"].is_contiguous(memory_format=memory_format):
+                    with graph.inserting_before(node):
+                        node.update_arg(place, dense_copy(graph, operand, memory_format))
+
+        refresh(graph, before=copy_operands)
+
+    def _argument(self, operand: Operand) -> Any:
+        """The node that an operator of ours reads, for a constant a new one in the order that it reads."""
+        if not is_constant(operand.node):
+            return operand.node
+        if operand not in self.constants:
+            tensor = constant_of(self.module, operand.node)
+            with on_real_tensors():
+                arranged = operand.arranged(tensor)
+            if arranged is tensor:
+                return operand.node
+            with self.module.graph.inserting_after(operand.node):
+                self.constants[operand] = new_constant(self.module, operand.node, arranged)
+        return self.constants[operand]
 
 
 # Proof
 
 
-def _fault(module: Any, region: Region, operands: Sequence[Any], op: Any) -> str:
+def _fault(module: Any, region: Region, operands: Sequence[Operand], op: Any) -> str:
     """What is wrong with a kernel's results on random numbers of the region's own sizes; empty where nothing is.
 
     On a machine without the device nothing is run: there, new kernels were proved by the emulator.
@@ -216,8 +256,8 @@ def _fault(module: Any, region: Region, operands: Sequence[Any], op: Any) -> str
         return ""
     with on_real_tensors():
         generator = torch.Generator(device=value.device).manual_seed(0)
-        values = {node: _numbers(module, node, generator) for node in operands}
-        result = op(*(values[node].contiguous() for node in operands))
+        values = {operand.node: _numbers(module, operand.node, generator) for operand in operands}
+        result = op(*(operand.arranged(values[operand.node]) for operand in operands))
         expected = _evaluated(module, region.result, values)
         largest = expected.abs().max().item()
         error = (result.double() - expected.double()).abs().max().item() / (largest or 1.0)
