@@ -141,8 +141,8 @@ def _shortened(data: dict[str, Any], most: int) -> dict[str, Any]:
         elif isinstance(value, list) and before > most and len(value) == before:
             # Layers of two kinds where there are several.
             kinds_of_layers = [value.index(each) for each in dict.fromkeys(map(str, value)) if each in value]
-            picked = kinds_of_layers[:2] if len(kinds_of_layers) > 1 else [0]
-            out[name] = [value[place] for place in sorted(picked * most)[:: len(picked)]]
+            picked = kinds_of_layers[:2] * (most // 2) if len(kinds_of_layers) > 1 else range(most)
+            out[name] = [value[place] for place in sorted(picked)]
         elif name in IMAGE_TOKENS and value is None:
             out[name] = 1
         else:
