@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from daydream.operators.attention import counted_flops
 from daydream.operators.inputs import Inputs, RecordedTensor
@@ -25,6 +25,7 @@ from daydream.operators.rules import describe, launches_nothing
 from daydream.operators.traffic import moved_bytes
 from daydream.operators.variants import attention_kernels, narrowed, varied
 from daydream.operators.work import Moved, Work, WorkPart
+from hal.support.errors import InputError, listed
 from sokoban.language.expression import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def operator_prices(
     Raises:
         InputError: the board runs no such library or attention, or there is no such implementation.
     """
+    if implementation not in get_args(Choice):
+        names = listed(get_args(Choice))
+        raise InputError("implementation", f"there is no {implementation!r}", f"use one of {names}")
     works = [work_of_call(*operator) for operator in operators]
     if tf32:
         rounded = {

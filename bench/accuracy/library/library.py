@@ -14,11 +14,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-<<<<<<< HEAD
-from bench.pictures import draw_comparison
-=======
 from bench.accuracy.library.left_out import fitted_without
->>>>>>> priced3
+from bench.pictures import draw_comparison
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -223,17 +220,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
     """A row per class and board."""
-<<<<<<< HEAD
-    numbers = ("calls", "mean error", "asked", "median error", "predicted/measured")
+    numbers = ("calls", "mean error", "asked", "median error", "predicted/measured", "without it", "asked")
     view = new_table(("class", "board"), numbers, ("",), title=title)
-=======
-    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column in ("class", "board"):
-        view.add_column(column)
-    for column in ("calls", "mean error", "asked", "median error", "predicted/measured", "without it", "asked"):
-        view.add_column(column, justify="right")
-    view.add_column("")
->>>>>>> priced3
     for position, each in enumerate(scores):
         mean = float(each.errors.mean())
         last = position + 1 == len(scores) or scores[position + 1].operation != each.operation
