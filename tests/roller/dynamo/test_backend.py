@@ -95,6 +95,28 @@ class TestOnThisProcessor:
         assert difference(model.norm.running_mean, other.norm.running_mean) < 1e-5
         assert model.norm.num_batches_tracked == 3
 
+    @pytest.mark.parametrize("fallback", ["eager", "inductor"])
+    def test_images_leave_the_graph_in_the_order_that_pytorch_gives_them(self, tmp_path: Path, fallback: str) -> None:
+        class Shuffled(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = torch.nn.Conv2d(4, 8, 3, groups=2), torch.nn.Conv2d(8, 8, 1)
+                self.grouped = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+            def forward(self, images: Any) -> Any:
+                features = torch.relu(self.first(images))
+                features = features.unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
+                features = self.second(torch.nn.functional.max_pool2d(features, 2))
+                return features, self.grouped(features).flatten(1), features.mean((2, 3), keepdim=True) * features
+
+        model, images = Shuffled().eval(), torch.randn(2, 4, 12, 10)
+        with torch.no_grad():
+            expected = model(images)
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path) | {"fallback": fallback}))
+            for result, right in zip(compiled(images), expected, strict=True):
+                assert difference(result, right) < 1e-5
+                assert result.stride() == right.stride()
+
     def test_weights_that_inductor_would_pack_are_ours_first(self, tmp_path: Path) -> None:
         model, rows = torch.nn.Linear(64, 96).eval(), torch.randn(32, 64)
         decisions: list[Any] = []
