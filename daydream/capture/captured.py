@@ -96,6 +96,7 @@ class Capture:
         assumed: what the capture had to suppose, a sentence each.
         blocks: paths of the equal modules that the model repeats the most of, in order.
         precision: of linear layers within the blocks (:data:`daydream.operators.variants.PRECISIONS`).
+        expert_kernels: of grouped products (:data:`daydream.operators.variants.EXPERT_KERNELS`).
         tf32: whether convolutions of float32 may round their operands to TF32 (``torch.backends.cudnn.allow_tf32``).
     """
 
@@ -111,4 +112,5 @@ class Capture:
     assumed: tuple[str, ...] = field(default=())
     blocks: tuple[str, ...] = ()
     precision: str = ""
+    expert_kernels: str = "pytorch"
     tf32: bool = True

@@ -137,7 +137,9 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
-    step = replace(step, attention=options.attention, precision=options.precision)
+    step = replace(
+        step, attention=options.attention, precision=options.precision, expert_kernels=options.expert_kernels
+    )
     return _rounded(step) if options.tf32 else replace(step, tf32=False)
 
 

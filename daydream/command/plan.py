@@ -287,6 +287,7 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
     names = (
         "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
         "assume", "precision", "lora",
+        "expert_kernels",
     )  # fmt: skip
     capture = CaptureOptions(
         **({name: options[name] for name in names} | {"sequence": _tokens(options)} | changed),

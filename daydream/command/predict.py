@@ -12,7 +12,7 @@ import click
 
 from daydream.capture.options import DTYPES
 from daydream.command.outputs import check_outputs, print_json, with_options, write_html
-from daydream.operators.variants import PRECISIONS, VERSIONS
+from daydream.operators.variants import EXPERT_KERNELS, PRECISIONS, VERSIONS
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ STEP_OPTIONS = (
         default=PRECISIONS[0],
         show_default=True,
         help="Of linear layers within the repeated blocks; all else keeps the step's type.",
+    ),
+    click.option(
+        "--expert-kernels",
+        type=click.Choice(EXPERT_KERNELS),
+        default=EXPERT_KERNELS[0],
+        show_default=True,
+        help="Of grouped products: PyTorch's, or a product an expert on several streams, as Transformer Engine has it.",
     ),
     click.option(
         "--lora",

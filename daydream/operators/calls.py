@@ -90,6 +90,7 @@ def operator_prices(
     tf32: bool = True,
     tf32_products: bool = False,
     precision: str = "",
+    experts: str = "pytorch",
 ) -> list[OperatorPrice]:
     """The price of every operator, in order; equal ones are the same object.
 
@@ -103,6 +104,7 @@ def operator_prices(
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
             by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
         tf32_products: whether products of float32 may, too: ``torch.set_float32_matmul_precision("high")``.
+        experts: kernels of grouped products (:data:`daydream.operators.variants.EXPERT_KERNELS`).
         precision: of products of 16 bits (:data:`daydream.operators.variants.PRECISIONS`); empty keeps them.
 
     Raises:
@@ -121,9 +123,9 @@ def operator_prices(
         works = [rounded.get(id(work), work) for work in works]
     distinct = {id(work): work for work in works if work is not None}
     family = attention_kernels(attention, device)
-    if family or tf32_products:
+    if family or tf32_products or experts != "pytorch":
         # Equal operators stay the same object.
-        distinct = {key: varied(work, family, tf32=tf32_products) for key, work in distinct.items()}
+        distinct = {key: varied(work, family, tf32=tf32_products, experts=experts) for key, work in distinct.items()}
     if precision:
         distinct = {key: narrowed(work, precision) for key, work in distinct.items()}
     by_library = part_prices(distinct.values(), device, "library")

@@ -29,6 +29,10 @@ CAPTURED = {
 #: Names of ``--precision``: 16 bits, and those of narrow linear layers.
 PRECISIONS = ("16-bit", *SCALED_PRECISIONS)
 
+#: Names of ``--expert-kernels``: PyTorch's grouped product, or cuBLAS on several streams, a product an expert, as
+#: Transformer Engine runs them: at the pace of a batch of products.
+EXPERT_KERNELS = ("pytorch", "cublas")
+
 #: Numbers of grouped products by ``--precision``; matrix units scale MXFP8's blocks themselves.
 _GROUPED = {
     "fp8-tensorwise": "fp8-tensorwise", "fp8-rowwise": "fp8-tensorwise", "fp8-block": "fp8-block",
@@ -73,14 +77,17 @@ def attention_kernels(version: str, device: DeviceSpec) -> str:
     return "FlashAttention 2"
 
 
-def varied(work: Work, attention: str, *, tf32: bool) -> Work:
+def varied(work: Work, attention: str, *, tf32: bool, experts: str = "pytorch") -> Work:
     """The work by the kernels that a job runs.
 
     Args:
         work: of an operator.
         attention: family of fused attention; empty for PyTorch's own.
         tf32: whether products of float32 are multiplied as TensorFloat-32.
+        experts: kernels of grouped products, one of :data:`EXPERT_KERNELS`.
     """
+    if experts == "cublas" and work.assumed == EVEN:
+        return replace(work, parts=tuple(replace(part, variant="") for part in work.parts))
     if attention and work.kind == "attention" and not any(part.efficient for part in work.parts):
         return replace(work, parts=tuple(replace(part, variant=attention) for part in work.parts))
     if tf32 and work.dtype == "float32" and work.kind == "matrix product":

@@ -173,7 +173,7 @@ def predicted(
         for precision, rows in groups.items():
             priced = operator_prices(
                 [calls[row] for row in rows], device, implementation, attention=capture.attention, tf32=capture.tf32,
-                tf32_products=capture.dtype == "tf32", precision=precision,
+                tf32_products=capture.dtype == "tf32", precision=precision, experts=capture.expert_kernels,
             )  # fmt: skip
             for row, price in zip(rows, priced, strict=True):
                 prices[launching[row]] = price

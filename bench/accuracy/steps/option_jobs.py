@@ -44,7 +44,8 @@ PLACES = {
 #: What recipes of a source have in common. Megatron's fuse updates and blocks by hand, take cuDNN's attention, and
 #: exchange within layers next to products; AutoModel's modules are fused by Liger or Transformer Engine.
 _COMMON = {
-    "megatron": ("--optimizer-kernels", "fused", "--compile", "--attention", "cudnn", "--overlap-tensor"),
+    "megatron": ("--optimizer-kernels", "fused", "--compile", "--attention", "cudnn", "--expert-kernels", "cublas",
+        "--overlap-tensor"),
     "automodel": ("--optimizer-kernels", "foreach", "--compile", "--attention", "flash2"),
 }  # fmt: skip
 

@@ -99,14 +99,14 @@ def _fits(path: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path.rpartition(".")[2], pattern)
 
 
-def _adapt(layer: nn.Linear, rank: int) -> None:
+def _adapt(layer: Any, rank: int) -> None:
     weight = layer.weight
     like: dict[str, Any] = {"bias": False, "device": weight.device, "dtype": weight.dtype}
     rows, columns = weight.shape
     layer.lora_A = nn.Linear(columns, rank, **like)
     layer.lora_B = nn.Linear(rank, rows, **like)
     # Hooks of the layer, tensor ranks' exchange among them, see the sum.
-    layer.forward = _adapted(layer, layer.forward)  # type: ignore[method-assign]
+    layer.forward = _adapted(layer, layer.forward)
 
 
 def _adapted(layer: Any, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -140,3 +140,13 @@ def test_what_cannot_be_divided_is_refused(units: Any, layout: Layout, said: str
 def test_a_model_without_experts_is_refused(units_of_model: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="grouped experts"):
         planned(units_of_model("six"), replace(Layout(data=8), expert=2), DEVICE, NODE)
+
+
+def test_products_of_experts_run_by_the_kernels_that_are_named(units: Any) -> None:
+    batched = replace(units, capture=replace(units.capture, expert_kernels="cublas"))
+    names = [
+        {kernel.name for op, price in zip(step.costs.units.capture.operators, step.costs.step.prices, strict=True)
+         if op.name == GROUPED for kernel in price.kernels if kernel.model == "products"}
+        for step in (planned(each, Layout(data=8, expert=4), DEVICE, NODE) for each in (units, batched))
+    ]  # fmt: skip
+    assert names[0] and names[1] and not names[0] & names[1]
