@@ -79,6 +79,8 @@ COMMENTS: dict[str, str] = {
     " On trace_diff the recorded all-reduces get the formula's time.",
     "dgc": "After `ddp` at 1.25 GB/s among 32 workers: a hundredth of the elements from each, with their indices,"
     " gathered from all: a third of the time; and kernels to find them.",
+    "fp8": "It is for steps in mixed precision on boards of sm_89 or newer, which these are not. Prices of products and"
+    " of what quantises for them are those of [accuracy.md](accuracy.md#eight-and-four-bits-and-experts).",
     "fsdp": "It is for ranks that exchange by gloo, which these do not: see [many ranks](ranks.md#real-ranks-on-gloo).",
     "fused-optimizer": "483 kernels a step of SGD on resnet50 keep the CPU busy for 19 ms and the GPU for 1.3 ms; one"
     " kernel ends that. The other two optimizers work on lists of tensors already.",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor
 from daydream.operators.traffic import Call, moved_bytes
-from daydream.operators.work import Moved, Work, WorkPart
+from daydream.operators.work import GROUPED, Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
 #: Operators whose main kernel is a matrix product.
@@ -18,6 +18,9 @@ PRODUCTS = frozenset(
 
 #: Products whose first input is added to the result.
 _BIASED = ("addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv")
+
+#: Variant of batched products whose second operand is one matrix, repeated.
+SHARED_WEIGHTS = "shared weights"
 
 _BATCHED = ("bmm", "baddbmm", "addbmm")
 
@@ -59,10 +62,11 @@ def product(call: Call) -> Work | str:
         if b.strides and "transpose_b" not in data:
             # Who says nothing means the weights of a linear layer.
             data["transpose_b"] = False
-    moved = count * (m * k + k * n + m * n) * DTYPE_BYTES[dtype]
-    return Work(
-        kind="matrix product", parts=(WorkPart(data),), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype
-    )
+    # PyTorch repeats a layer's weights for a batch by a stride of 0 where it does not fold the batch into rows.
+    is_shared = count > 1 and len(b.strides) == 3 and b.strides[0] == 0
+    moved = (count * (m * k + m * n) + (1 if is_shared else count) * k * n) * DTYPE_BYTES[dtype]
+    part = WorkPart(data, variant=SHARED_WEIGHTS if is_shared else "")
+    return Work(kind="matrix product", parts=(part,), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype)
 
 
 def _product_sizes(stem: str, left: Dims, right: Dims) -> _ProductSizes | None:
@@ -112,7 +116,8 @@ def grouped_product(call: Call) -> Work | str:
     m, n, k = sides
     if not m * n * k * experts:
         return "an empty tensor"
-    part = WorkPart({"op": "batch_matmul", "b": experts, "m": m, "n": n, "k": k, "dtype": dtype})
+    data = {"op": "batch_matmul", "b": experts, "m": m, "n": n, "k": k, "dtype": dtype}
+    part = WorkPart(data, variant=GROUPED)
     total = moved_bytes(call.inputs, call.outputs)
     flops = 2.0 * experts * m * n * k
     assumed = "tokens spread evenly over experts"

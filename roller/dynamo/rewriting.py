@@ -19,6 +19,7 @@ from roller.dynamo.convolutions import writes_last_channels
 from roller.dynamo.kernels import ON_PROCESSOR, Kernel, KernelShelf, is_processor
 from roller.dynamo.operators import region_operator
 from roller.dynamo.orders import LAST, Operand, dense_copy, orders_of_outputs, refresh
+from roller.dynamo.prices import GraphPrice, graph_price
 from roller.dynamo.regions import Region, regions_of
 from roller.dynamo.sums import is_constant, shape_of
 from roller.library.operators import library_time
@@ -72,22 +73,71 @@ def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False, competes
     return decisions
 
 
-def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) -> list[Decision]:
+@dataclass(frozen=True)
+class Plan:
+    """Regions of a graph, each with its weights in the fastest order, before anything is compiled.
+
+    Attributes:
+        regions: in the order of the graph.
+        refused: decisions about sums of products that are no region.
+        dearer: kernels that are expected to take longer than the library's, by name, with the reason.
+    """
+
+    regions: tuple[Region, ...]
+    refused: tuple[Decision, ...]
+    dearer: Mapping[str, str]
+
+
+def plan(module: Any, shelf: KernelShelf, *, competes: bool = True) -> Plan:
+    """Regions of a graph module for which kernels of ours are to be put in; orders of its values change to theirs."""
     graph, lanes = module.graph, shelf.lanes
-    decisions: list[Decision] = []
     if any(writes_last_channels(node, lanes) for node in graph.nodes):
         # What views of dense tensors give may need a copy now.
         view_to_reshape(module)
         refresh(graph, adjust=lambda node, value: _with_last_channels(node, value, lanes))
-    regions = []
+    regions: list[Region] = []
+    refused: list[Decision] = []
     for each in regions_of(graph, lanes):
         if isinstance(each, Region):
             regions.append(shelf.fastest(each))
         else:
             node, reason = each
-            decisions.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
+            refused.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
     # What a library does faster is not compiled.
     dearer = _dearer_than_library(regions, shelf) if competes else {}
+    return Plan(tuple(regions), tuple(refused), dearer)
+
+
+def predicted(module: Any, shelf: KernelShelf, *, competes: bool = True) -> tuple[list[Decision], GraphPrice]:
+    """Decisions about a graph module for a processor and the time of a call of it, before anything is compiled."""
+    planned = plan(module, shelf, competes=competes)
+    decisions, taken, stays = list(planned.refused), {}, {}
+    for region in planned.regions:
+        seconds, name = shelf.seconds(region.expr), shelf.name_of(region.expr)
+        reason = planned.dearer.get(name, "") if seconds else "no kernel"
+        decisions.append(region_decision(region, name, seconds, reason))
+        if reason:
+            stays[region] = packed_seconds(region, seconds, shelf.device)
+        else:
+            taken[region] = seconds
+    return decisions, graph_price(module.graph, taken, stays, shelf.device)
+
+
+def region_decision(region: Region, name: str, seconds: float, reason: str) -> Decision:
+    """The decision about a region."""
+    return Decision(
+        name=name,
+        functions=region.functions,
+        shape=region.shape,
+        multiply_adds=region.anchor.multiply_adds,
+        seconds=seconds,
+        reason=reason,
+    )
+
+
+def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) -> list[Decision]:
+    planned = plan(module, shelf, competes=competes)
+    regions, dearer, decisions = planned.regions, planned.dearer, list(planned.refused)
     kernels = shelf.kernels([region.expr for region in regions if shelf.name_of(region.expr) not in dearer])
     rewriting = _Rewriting(module, emulated)
     for region in regions:
@@ -98,16 +148,8 @@ def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) 
             reason = rewriting.put(region, kernel) if isinstance(kernel, Kernel) else kernel
             if reason:
                 log.warning("%s stays with PyTorch: %s", name, reason)
-        decisions.append(
-            Decision(
-                name=name,
-                functions=region.functions,
-                shape=region.shape,
-                multiply_adds=region.anchor.multiply_adds,
-                seconds=kernel.seconds if isinstance(kernel, Kernel) else math.nan,
-                reason=reason,
-            )
-        )
+        seconds = kernel.seconds if isinstance(kernel, Kernel) else math.nan
+        decisions.append(region_decision(region, name, seconds, reason))
     rewriting.settle()
     return decisions
 

@@ -7,13 +7,14 @@ the models were made. Figures are the mean of ``|predicted - measured| / measure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from bench.accuracy.library.left_out import fitted_without
 from bench.pictures import draw_comparison
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
@@ -35,6 +36,14 @@ CLASSES: Mapping[str, tuple[str, float]] = {
 }
 TILE_BAR = 8.0
 
+#: Classes whose constants were also chosen without each board in turn -> what ``without.toml`` calls them.
+WITHOUT: Mapping[str, str] = {
+    "bmm": "float32 products", "linear": "float32 products", "softmax": "softmax", "layer norm": "layer norm",
+}  # fmt: skip
+
+#: Largest mean error asked of a board that no constant was chosen on, in per cent.
+WITHOUT_BAR = 12.0
+
 #: Inference boards of little power, whose clocks fall under load: half as much again is asked of them.
 LENIENT = ("p4", "t4")
 
@@ -47,6 +56,7 @@ class Score:
 
     Attributes:
         bar: largest mean error asked for, a share.
+        left_out: by the model with constants chosen without the board; None where there are none.
     """
 
     operation: str
@@ -54,11 +64,19 @@ class Score:
     predicted: Floats
     measured: Floats
     bar: float
+    left_out: Floats | None = None
 
     @property
     def errors(self) -> Floats:
         """``|predicted - measured| / measured`` by call."""
         return np.abs(self.predicted - self.measured) / self.measured
+
+    @property
+    def left_out_error(self) -> str:
+        """The mean error with constants chosen without the board, in per cent; empty where there are none."""
+        if self.left_out is None:
+            return ""
+        return f"{np.mean(np.abs(self.left_out - self.measured) / self.measured):.1%}"
 
 
 def read_calls(data: Path, file: str) -> dict[str, Columns]:
@@ -124,10 +142,18 @@ def with_shape(data: Path) -> list[Score]:
     for operation, (file, bar) in CLASSES.items():
         calls = read_calls(data, file)
         for name, device in boards(calls).items():
-            priced = price(MAKERS[operation](calls[name]), device)
-            predicted = np.array([call.call_seconds for call in priced])
-            out.append(_score(operation, device, predicted, calls[name], bar))
+            made = MAKERS[operation](calls[name])
+            score = _score(operation, device, _call_seconds(made, device), calls[name], bar)
+            chosen = fitted_without(device.name, WITHOUT[operation]) if operation in WITHOUT else None
+            if chosen is not None:
+                with chosen:
+                    score = replace(score, left_out=_call_seconds(made, device))
+            out.append(score)
     return out
+
+
+def _call_seconds(calls: Sequence[LibraryCall], device: DeviceSpec) -> Floats:
+    return np.array([call.call_seconds for call in price(calls, device)])
 
 
 def _score(operation: str, device: DeviceSpec, predicted: Floats, rows: Columns, percent: float) -> Score:
@@ -194,7 +220,7 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
     """A row per class and board."""
-    numbers = ("calls", "mean error", "asked", "median error", "predicted/measured")
+    numbers = ("calls", "mean error", "asked", "median error", "predicted/measured", "without it", "asked")
     view = new_table(("class", "board"), numbers, ("",), title=title)
     for position, each in enumerate(scores):
         mean = float(each.errors.mean())
@@ -207,6 +233,8 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
             f"{100 * each.bar:g}%",
             f"{np.median(each.errors):.1%}",
             f"{np.exp(np.log(each.predicted / each.measured).mean()):.3f}",
+            each.left_out_error,
+            f"{WITHOUT_BAR:g}%" if each.left_out_error else "",
             "" if mean <= each.bar else "above",
             end_section=last,
         )

@@ -71,6 +71,8 @@ def _bits_of_constants(source: str) -> str:
 _INFINITIES = {
     "CUDART_INF_F": "__uint_as_float(0x7f800000u)",
     "CUDART_INF": "__longlong_as_double(0x7ff0000000000000)",
+    # In a constant of bfloat16.
+    "inff": "__uint_as_float(0x7f800000u)",
 }
 
 
@@ -80,7 +82,7 @@ def _infinities(source: str) -> str:
     >>> _infinities("max(x, -CUDART_INF_F)")
     'max(x, -__uint_as_float(0x7f800000u))'
     """
-    return re.sub(r"\bCUDART_INF(?:_F)?\b", lambda match: _INFINITIES[match.group()], source)
+    return re.sub(r"\b(?:CUDART_INF(?:_F)?|inff)\b", lambda match: _INFINITIES[match.group()], source)
 
 
 #: Eight float32 constants as TVM writes a vector of them, which four 64-bit words hold.

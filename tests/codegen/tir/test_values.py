@@ -90,7 +90,7 @@ def test_infinities_are_infinite_and_of_integers_their_extremes() -> None:
 
 
 @pytest.mark.usefixtures("opencl", "emulator")
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("engine", ["emulator", "opencl"])
 def test_functions_of_infinities_are_theirs(dtype: str, engine: str) -> None:
     text = "Y[i] = max(s, log(abs(X[i + s - 1 | pad=-inf])))"
