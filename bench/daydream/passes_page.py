@@ -66,6 +66,8 @@ COMMENTS: dict[str, str] = {
     " for the CPU, which now launches casts, too, and waits for the scaler. That is the thesis's own "
     "finding for BERT (figure 4.6), and why its predictions were below 2x throughout. On ns_resolution "
     "the step falls until its launches become the limit.",
+    "backend": "Such prices stand layer by layer in [repricing.md](repricing.md): `implementation=best` next to"
+    " `library`. Networks that ran with the backend are in [torch-compile.md](torch-compile.md).",
     "bandwidth": "Only trace_diff communicates: its exchanges at twice the rate take 5 % off the step, as far as"
     " nothing else holds it up.",
     "blueconnect": "After `ddp` with 32 workers at 1.25 GB/s, where a flat ring is the limit, 8 workers a machine"
