@@ -20,11 +20,14 @@ from daydream.graph.graph import Phase
 from daydream.graph.memory import MemoryKind
 from daydream.memory.device import context_bytes, handle_bytes
 from daydream.memory.footprint import Allocation, Footprint, allocations, replayed
+from daydream.memory.narrow import kept_bytes, weight_copies
+from daydream.plan.context import gathered_bytes
 from daydream.plan.layout import Layout, orders
 from daydream.trace.dtypes import element_bytes
 from daydream.trace.trace import NONE, Ints
 
 if TYPE_CHECKING:
+    from daydream.capture.captured import CapturedParameter
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
 
@@ -87,6 +90,7 @@ class RankMemory:
 
 def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) -> RankMemory:
     """The memory of a rank of one stage."""
+    units = _narrow(units)
     moments = _Moments.of(units, _shortened(layout), stage)
     holdings = list(_Holding(units, layout, moments).all())
     count = max(moments.count, 1)
@@ -98,6 +102,18 @@ def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) ->
         handles=handle_bytes(units.capture, device),
         context=context_bytes(device),
     )
+
+
+def _narrow(units: Units) -> Units:
+    """The units whose storages have the bytes that they keep under ``--precision``."""
+    kept = kept_bytes(units.capture)
+    if not kept:
+        return units
+    storages = tuple(
+        replace(each, bytes=min(kept.get(number, each.bytes), each.bytes))
+        for number, each in enumerate(units.capture.storages)
+    )
+    return replace(units, capture=replace(units.capture, storages=storages))
 
 
 def _shortened(layout: Layout) -> Layout:
@@ -139,7 +155,7 @@ class _Moments:
     @classmethod
     def of(cls, units: Units, layout: Layout, stage: int) -> _Moments:
         """The passes of a stage."""
-        runs = units.stages(layout.pipeline * layout.chunks)
+        runs = units.stages(layout.pipeline * layout.chunks, layout.blocks)
         chunks = tuple(tuple(runs[chunk * layout.pipeline + stage]) for chunk in range(layout.chunks))
         place = np.zeros(len(units.capture.operators), np.int64)
         for rows in (*units.rows.values(), np.flatnonzero(units.phase == Phase.UPDATE)):
@@ -232,11 +248,19 @@ class _Holding:
         # Some optimizers count their steps on the device.
         copies, counters = (sum(states) // parameter_bytes, min(states, default=0)) if parameter_bytes else (0, 0)
         end = self.moments.count
+        narrow = weight_copies(capture)
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
             full = max(_FULL, size) if layout.master and each.trained else size
-            elements, part = self._part(each.tensor.dims), self._part(each.tensor.dims, states=True)
-            yield Allocation(elements * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
+            if each.storage in narrow and layout.shard != "fsdp":
+                yield Allocation(int(each.tensor.elements * narrow[each.storage]), NONE, end, MemoryKind.WEIGHTS)
+            elements, part = self._part(each), self._part(each, states=True)
+            if layout.offload != "parameters":
+                # FSDP keeps what it updates; where that lies with the host, what it computes with.
+                resident = full if layout.shard == "fsdp" and layout.offload == "none" else size
+                yield Allocation(elements * resident, NONE, end, MemoryKind.WEIGHTS)
+            if layout.offload != "none":
+                continue
             if each.trained and layout.shard != "fsdp" and full > size:
                 yield Allocation(part * full, NONE, end, MemoryKind.OPTIMIZER)
             if each.trained:
@@ -247,28 +271,40 @@ class _Holding:
                 kind = MemoryKind.INPUTS if storage.kind == "input" else MemoryKind.WEIGHTS
                 yield Allocation(storage.bytes, NONE, end, kind)
 
-    def _part(self, dims: tuple[int, ...], *, states: bool = False) -> int:
+    def _part(self, parameter: CapturedParameter, *, states: bool = False) -> int:
         """Elements of a parameter that the rank keeps: PyTorch divides the first dimension."""
+        dims = parameter.tensor.dims
         rows, row_elements = (dims[0], prod(dims[1:])) if dims else (1, 1)
         divided = self.layout.shard == "fsdp" or (states and self.layout.shard in ("zero1", "zero2"))
-        return (ceil(rows / self.layout.data) if divided else rows) * row_elements
+        ranks = self.layout.group(experts=parameter.storage in self.units.experts)
+        if rows < ranks:
+            # Few experts a rank: their stacks are divided along what follows.
+            return ceil(rows * row_elements / ranks) if divided else rows * row_elements
+        return (ceil(rows / ranks) if divided else rows) * row_elements
 
     def _updating(self) -> Iterator[Allocation]:
         """Memory that the update allocates while it runs, of the rank's part of the parameters."""
         layout, units, moments = self.layout, self.units, self.moments
         captured = sum(each.tensor.elements for each in units.capture.parameters if each.trained)
-        if not captured:
+        if not captured or layout.offload != "none":
             return
-        rank_elements = sum(int(units.trained[unit]) for unit in self._members)
+        rank_elements = sum(self._shared(unit, 1.0) for unit in self._members)
         sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
         wider = max(_FULL / min(sizes), 1.0) if layout.master else 1.0
-        share = rank_elements / captured * wider / (layout.data if layout.shard != "none" else 1)
+        share = rank_elements / captured * wider
         for each in allocations(units.capture):
             if each.born != NONE and each.bytes and units.phase[each.born] == Phase.UPDATE:
                 outlives = each.died >= len(units.capture.operators)
                 died = moments.count if outlives else moments.update + int(moments.place[each.died])
                 born = moments.update + int(moments.place[each.born])
                 yield replace(each, bytes=ceil(each.bytes * share), born=born, died=died)
+
+    def _shared(self, unit: int, element: float) -> float:
+        """Bytes of a unit's trained parameters that the rank updates, of so many bytes an element."""
+        sizes = self.units.sizes(unit, lambda each: each.tensor.elements * each.trained * element)
+        if self.layout.shard == "none":
+            return sizes.total
+        return sizes.shared / self.layout.group() + sizes.experts / self.layout.group(experts=True)
 
     # What a micro-batch holds
 
@@ -278,7 +314,7 @@ class _Holding:
         operators, last = len(units.capture.operators), units.count - 1
         firsts = {int(captured): unit for unit, captured in reversed(list(enumerate(units.captured.tolist())))}
         many = None if units.whole else 2
-        for each in allocations(units.capture):
+        for each in allocations(units.capture, self._workspace):
             if each.born == NONE or not each.bytes or units.phase[each.born] == Phase.UPDATE:
                 continue
             outlives = each.died >= operators or units.phase[each.died] == Phase.UPDATE
@@ -303,6 +339,12 @@ class _Holding:
                 yield life(firsts[born], firsts[born] + died - born if 0 < born < int(units.captured[-1]) else far)
             else:
                 yield life(firsts[born], firsts[died])
+
+    @cached_property
+    def _workspace(self) -> Mapping[int, int]:
+        """Bytes of keys and values of other ranks that operators of attention hold."""
+        sizes = {row: gathered_bytes(each, self.layout) for row, each in enumerate(self.units.capture.operators)}
+        return {row: size for row, size in sizes.items() if size}
 
     def _in_stage(self, life: _Life, micro_batch: int) -> Allocation | None:
         """Memory of one micro-batch in the rank's moments; None where its stage has nothing to do with it.
@@ -344,7 +386,7 @@ class _Holding:
         if layout.shard == "none" or not self._parameter_bytes:
             return size
         exchanged = size * (layout.reduce_bytes or self._parameter_bytes) // self._parameter_bytes
-        return ceil(exchanged / layout.data) if layout.shard == "zero2" else exchanged
+        return ceil(exchanged / layout.sharers) if layout.shard == "zero2" else exchanged
 
     @cached_property
     def _parameter_bytes(self) -> int:
@@ -357,7 +399,7 @@ class _Holding:
     def _buckets(self) -> Iterator[Allocation]:
         """DDP's buckets, into which gradients are copied; Megatron's and DeepSpeed's gradients lie in theirs."""
         layout = self.layout
-        if layout.data == 1 or not layout.overlap or layout.pipeline > 1 or layout.shard != "none":
+        if layout.sharers == 1 or not layout.overlap or layout.pipeline > 1 or layout.shard != "none":
             return
         for each in (each for unit in self._members for each in self.units.parameters_of(unit) if each.trained):
             yield Allocation(each.tensor.bytes, NONE, self.moments.count, MemoryKind.GRADIENTS)
@@ -432,10 +474,9 @@ class _Holding:
         follows = not units.is_root(unit) and unit > 1 and unit - 1 in self.moments.chunk
         until = self._end(unit - 1, micro_batch, forward=False) if follows else done
         yield Allocation(elements * size, done, until, MemoryKind.TEMPORARY), False
-        kind = MemoryKind.GRADIENTS if micro_batch == 0 else MemoryKind.TEMPORARY
+        stays = micro_batch == 0 and layout.offload != "parameters"
+        kind = MemoryKind.GRADIENTS if stays else MemoryKind.TEMPORARY
         yield (
-            Allocation(
-                ceil(elements / layout.data) * size, done, self.moments.count if not micro_batch else done, kind
-            ),
+            Allocation(ceil(self._shared(unit, size)), done, self.moments.count if stays else done, kind),
             True,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daydream.plan.layout import Layout, Shard
 from daydream.plan.planned import PlannedStep, planned
@@ -132,9 +132,9 @@ def captures(tried: Sequence[Candidate]) -> dict[Capturing, list[int]]:
     return places
 
 
-def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None) -> CandidateOutcome:
-    """A layout simulated."""
-    step = planned(units, layout, device, node)
+def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None, *calls: Any) -> CandidateOutcome:
+    """A layout simulated; ``calls`` are further arguments of :func:`daydream.plan.planned.planned`."""
+    step = planned(units, layout, device, node, *calls)
     return CandidateOutcome(step.seconds, step.memory.least)
 
 
