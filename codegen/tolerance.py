@@ -75,8 +75,8 @@ def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]
 def relative_error(result: Array, expected: Array) -> float:
     """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others.
 
-    Infinities have to be infinite or the largest finite number of the same sign, which kernels write for them; what
-    the reference finds undefined is not judged.
+    Infinities have to be infinite or the largest finite number of the same sign, from which kernels begin extremes;
+    what the reference finds undefined is not judged.
 
     >>> relative_error(np.array([3.0, 1.5]), np.array([3.0, 1.0])) == 0.5 / (1.0 + 5.0**0.5)
     True

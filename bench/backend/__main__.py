@@ -30,13 +30,14 @@ RIVALS = ("eager", "inductor", "inductor, frozen", "inductor, max-autotune", "ro
 @click.option(
     "--cache", type=click.Path(file_okay=False), help="Kernels of ours; none by default, so that all compile."
 )
+@click.option("--all-ours", is_flag=True, help="Leave nothing to the library that kernels of ours compute.")
 @click.option(
     "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results into this file."
 )
 @click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Show results; run nothing.")
 def main(
     *, networks: tuple[str, ...], batches: tuple[int, ...], rivals: tuple[str, ...], threads: int, rounds: int,
-    cache: str | None, out: Path | None, show: Path | None,
+    cache: str | None, all_ours: bool, out: Path | None, show: Path | None,
 ) -> None:  # fmt: skip
     """Compile networks with the backend and with Inductor, and time them in turns, a process a network."""
     if show is not None:
@@ -47,6 +48,7 @@ def main(
         results = {"processor": platform.processor(), "threads": threads, "rounds": rounds, "networks": []}
         for name, batch in runs:
             request = {"name": name, "batch": batch, "rounds": rounds, "rivals": list(rivals), "cache": cache}
+            request["competes"] = not all_ours
             command = [sys.executable, "-m", "bench.backend.run", json.dumps(request)]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             results["networks"].append(json.loads(done.stdout.splitlines()[-1]))

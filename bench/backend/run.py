@@ -32,12 +32,12 @@ def difference(result: Any, expected: Any) -> float:
     return float((result - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
 
 
-def measured(name: str, batch: int, rounds: int, rivals: list[str], cache: Path) -> dict[str, Any]:
+def measured(*, name: str, batch: int, rounds: int, rivals: list[str], cache: Path, competes: bool) -> dict[str, Any]:
     """Times of a network in milliseconds by rival, the error of ours, seconds of compiling, and what ours took."""
     torch.manual_seed(0)
     network, inputs = NETWORKS[name](batch)
     decisions: list[Decision] = []
-    ours = backend(device="cpu", cache=cache)
+    ours = backend(device="cpu", cache=cache, competes=competes)
     ours.listeners.append(decisions.extend)
     makers: dict[str, Callable[[], Any]] = {
         "eager": lambda: network,

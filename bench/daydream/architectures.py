@@ -24,7 +24,7 @@ import click
 from rich.table import Table
 
 from hal.support.errors import InputError
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 
 #: Share of captures that have to be answered, and the longest median of an answer, in seconds.
 ANSWERED_BAR, SECONDS_BAR = 0.95, 6.0
@@ -196,10 +196,8 @@ def answer(kind: str, data: Mapping[str, Any], mode: str, folder: Path, limit: i
 
 def tables(answers: Sequence[Answer]) -> list[Table]:
     """Counts by mode, and the reasons of what has no answer."""
-    counts = Table(box=None, pad_edge=False, title="Architectures of transformers", title_justify="left")
-    counts.add_column("mode")
-    for column in ("captures", "answered", "share", "asked", "with values supposed", "median s", "asked s"):
-        counts.add_column(column, justify="right")
+    numbers = ("captures", "answered", "share", "asked", "with values supposed", "median s", "asked s")
+    counts = new_table(("mode",), numbers, title="Architectures of transformers")
     for mode in dict.fromkeys(each.mode for each in answers):
         mine = [each for each in answers if each.mode == mode]
         good = [each for each in mine if not each.reason]
@@ -207,9 +205,7 @@ def tables(answers: Sequence[Answer]) -> list[Table]:
         figures = (str(len(mine)), str(len(good)), f"{len(good) / len(mine):.1%}", f"{ANSWERED_BAR:.0%}")
         supposed = str(sum(each.assumed for each in good))
         counts.add_row(mode, *figures, supposed, f"{median:.1f}", f"{SECONDS_BAR:g}")
-    reasons = Table(box=None, pad_edge=False, title="Without an answer", title_justify="left")
-    for column in ("kind", "mode", "reason"):
-        reasons.add_column(column)
+    reasons = new_table(("kind", "mode", "reason"), title="Without an answer")
     for each in answers:
         if each.reason:
             reasons.add_row(each.kind, each.mode, each.reason[:150])

@@ -20,7 +20,7 @@ from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.statements import named
-from codegen.tir.values import Expr, evaluate
+from codegen.tir.values import Expr, evaluate, remainder
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
@@ -107,7 +107,7 @@ class DirectKernel(ABC):
         for axis in reversed(axes):
             size = self.schedule.block_of[axis]
             count = self.padded[axis] // size
-            origin[axis] = (tirx.floormod(block, count) if axis != axes[0] else block) * size
+            origin[axis] = (remainder(block, count) if axis != axes[0] else block) * size
             block = tirx.floordiv(block, count)
         return origin
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from codegen.tir.values import Expr
+from codegen.tir.values import Expr, remainder
 from sokoban.kernel.form import KernelForm
 from sokoban.schedule.raster import raster_axes
 from sokoban.schedule.tile import TileSchedule
@@ -35,6 +35,6 @@ def block_places(block: Expr, form: KernelForm, schedule: TileSchedule) -> dict[
             places[axis] = first + tirx.floormod(within, width)
             block = tirx.floordiv(block, down * across)
             continue
-        places[axis] = tirx.floormod(block, grid[axis]) if axis != axes[0] else block
+        places[axis] = remainder(block, grid[axis]) if axis != axes[0] else block
         block = tirx.floordiv(block, grid[axis])
     return {axis: places[axis] for axis in axes}

@@ -25,7 +25,7 @@ from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import guarded_read, padded_sizes
 from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
-from codegen.tir.values import Expr, affine, combine, evaluate, identity
+from codegen.tir.values import Expr, affine, combine, evaluate, identity, remainder
 from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.language.expression import Load, Reduction
 from sokoban.language.names import fresh_name
@@ -169,8 +169,8 @@ class _RowsLowering:
         for axis in reversed(axes):
             blocks, threads = self.padded[axis] // self.schedule.block_of[axis], self.schedule.threads_of[axis]
             outermost = axis == axes[0]
-            block_number = block if outermost else tirx.floormod(block, blocks)
-            thread_number = thread if outermost else tirx.floormod(thread, threads)
+            block_number = block if outermost else remainder(block, blocks)
+            thread_number = thread if outermost else remainder(thread, threads)
             first[axis] = (block_number * threads + thread_number) * self.schedule.register_tile[axis]
             block, thread = tirx.floordiv(block, blocks), tirx.floordiv(thread, threads)
         return first
@@ -405,10 +405,10 @@ class _RowsLowering:
         if not outer:
             return {last: number * self.plan.vector + lane}
         count = sizes[last] // self.plan.vector
-        column = {last: tirx.floormod(number, count) * self.plan.vector + lane}
+        column = {last: remainder(number, count) * self.plan.vector + lane}
         number = tirx.floordiv(number, count)
         for axis in reversed(outer):
-            column[axis] = tirx.floormod(number, sizes[axis]) if axis != outer[0] else number
+            column[axis] = remainder(number, sizes[axis]) if axis != outer[0] else number
             number = tirx.floordiv(number, sizes[axis])
         return column
 

@@ -28,6 +28,9 @@ from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
 
+#: What TVM begins every tile at a multiple of in memory that is sized at launch.
+_TILE_ALIGNMENT_BYTES = 64
+
 
 def takes(request: TileRequest) -> bool:
     """Whatever no other lowering takes: reductions of which some operands are staged, or none."""
@@ -280,6 +283,8 @@ class _LoopWriter:
             shape = [dimension.extent(tile) for dimension in stage.dimensions]
             shape[-1] += stage.padding
             sizes_bytes.append(math.prod(shape) * tensors[stage.load.tensor].element_bytes)
+        if len(sizes_bytes) > 1:
+            sizes_bytes = [-(-size // _TILE_ALIGNMENT_BYTES) * _TILE_ALIGNMENT_BYTES for size in sizes_bytes]
         scope = "shared.dyn" if self._is_dynamic(sum(sizes_bytes)) else "shared"
         for stage in reversed(stages):
             block = sch.get_sblock(stage.name)

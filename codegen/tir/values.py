@@ -70,6 +70,15 @@ def affine(index: AffineIndex, axes: Mapping[str, Expr]) -> Expr:
     return total
 
 
+def remainder(number: Expr, count: int) -> Expr:
+    """``number % count``, for numbers from 0 on.
+
+    TVM makes ``(x + 1) // 2`` of ``x // 2 + x % 2``, and then takes it for ``x // 2`` in one index with that: a mask
+    stays what it is.
+    """
+    return tirx.bitwise_and(number, 1) if count == 2 else tirx.floormod(number, count)
+
+
 def identity(function: str, dtype: str) -> Expr:
     """The constant that changes nothing under a reduction, within the dtype's finite range for max and min."""
     if function == "max":
@@ -80,8 +89,8 @@ def identity(function: str, dtype: str) -> Expr:
 
 
 def constant(value: float, dtype: str) -> Expr:
-    """A constant; infinities become the dtype's largest finite values, which every target can print."""
-    if math.isinf(value):
+    """A constant; an infinity of integers is their extreme."""
+    if math.isinf(value) and "int" in str(dtype):
         return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
     return tirx.const(value, dtype)
 
@@ -90,8 +99,7 @@ def stored_constant(value: float, dtype: str) -> Expr:
     """A constant as memory holds it, which may be bits (:data:`BFLOAT16_BITS`)."""
     if dtype != BFLOAT16_BITS:
         return constant(value, dtype)
-    largest = float(np.finfo(np.float32).max)
-    return tirx.const(int(np.float32(np.clip(value, -largest, largest)).view(np.uint32)) >> 16, dtype)
+    return tirx.const(int(np.float32(value).view(np.uint32)) >> 16, dtype)
 
 
 def as_number(element: Expr, stored: str, dtype: str) -> Expr:

@@ -6,7 +6,7 @@ Parts are priced once per process and board; all that is new goes to the library
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from daydream.operators.attention import efficient_attention_call
-from daydream.operators.work import Direction, Model, Moved, Work, WorkPart
+from daydream.operators.work import GROUPED, Direction, Model, Moved, Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from roller.library.calls import PricedCall
 
 Implementation = Literal["best", "library"]
+#: The same, or for every operator the one that is expected to take less time.
+Choice = Literal["best", "library", "faster"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ _MODELS: dict[str, Model] = {
     "gemm": "products", "convolution": "convolutions", "elementwise": "element-wise", "softmax": "row-wise",
     "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
     "collective": "collectives", "scaled": "products", "experts": "products", "rows": "row-wise",
+    "recurrent": "streams", "latent": "attention",
 }  # fmt: skip
 
 #: The type that TensorFloat-32 is by name.
@@ -185,6 +188,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library.products.matrix_gemm import has_matrix_gemm
 
     data = json.loads(key.text)
+    if key.variant == GROUPED:
+        return _grouped_calls(data, device)
     if key.efficient:
         return [efficient_attention_call(data, key.direction, device)]
     calls = library_calls(data, "backward" if key.direction == "backward" else "forward")
@@ -203,6 +208,17 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     if key.channels_last:
         return [replace(call, variant=CHANNELS_LAST) if call.kind == "convolution" else call for call in calls]
     return calls
+
+
+def _grouped_calls(data: Mapping[str, Any], device: DeviceSpec) -> list[LibraryCall]:
+    """One kernel for all groups where PyTorch has it (CUTLASS, from sm_90 on, in bfloat16), else a product for each."""
+    from roller.library import library_calls
+
+    instruction = device.best_matrix_instruction(data["dtype"])
+    groups, sizes = data["b"], {name: data[name] for name in ("n", "k")}
+    if data["dtype"] == "bfloat16" and instruction is not None and not instruction.is_by_warps:
+        return library_calls({"op": "grouped_matmul", "m": groups * data["m"], "groups": groups, **sizes})
+    return groups * library_calls({"op": "matmul", "m": data["m"], "dtype": data["dtype"], **sizes})
 
 
 def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:

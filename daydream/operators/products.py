@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor
 from daydream.operators.traffic import Call, moved_bytes
-from daydream.operators.work import Moved, Work, WorkPart
+from daydream.operators.work import GROUPED, Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
 #: Operators whose main kernel is a matrix product.
@@ -116,7 +116,8 @@ def grouped_product(call: Call) -> Work | str:
     m, n, k = sides
     if not m * n * k * experts:
         return "an empty tensor"
-    part = WorkPart({"op": "batch_matmul", "b": experts, "m": m, "n": n, "k": k, "dtype": dtype})
+    data = {"op": "batch_matmul", "b": experts, "m": m, "n": n, "k": k, "dtype": dtype}
+    part = WorkPart(data, variant=GROUPED)
     total = moved_bytes(call.inputs, call.outputs)
     flops = 2.0 * experts * m * n * k
     assumed = "tokens spread evenly over experts"

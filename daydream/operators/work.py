@@ -11,6 +11,9 @@ Direction = Literal["forward", "backward", "backward data", "backward weights"]
 #: Kinds of work that multiply matrices, by matrix units where a board has any.
 PRODUCT_KINDS = ("convolution", "matrix product", "attention")
 
+#: Variant of batched products whose rows are those of groups (``_grouped_mm``).
+GROUPED = "grouped"
+
 #: Kinds of models that price a kernel; ``bytes`` is the price of what has no model.
 Model = Literal["products", "attention", "convolutions", "element-wise", "row-wise", "streams", "bytes", "collectives"]
 
@@ -67,7 +70,8 @@ class WorkPart:
         times: how often it runs, one after the other.
         channels_last: of convolutions: whether their tensors lie in NHWC.
         variant: the library's kernels where a job asks for them (:mod:`daydream.operators.variants`): a family of
-            attention, or ``tfloat32``; ``rms`` for layer norms without a mean.
+            attention, or ``tfloat32``; ``rms`` for layer norms without a mean,
+            ``grouped`` for batched products whose rows are those of groups.
         sizes: of convolutions over volumes, as the library's kernels walk them: those of ``roller.library.calls.KINDS``
             with every plane of a volume below the one before.
     """

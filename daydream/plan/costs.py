@@ -21,7 +21,7 @@ from hal.spec.power import settled
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture, CapturedOperator
-    from daydream.operators.calls import Implementation
+    from daydream.operators.part_prices import Implementation
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec

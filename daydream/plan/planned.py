@@ -22,7 +22,7 @@ from daydream.trace.trace import Floats
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from daydream.operators.calls import Implementation
+    from daydream.operators.part_prices import Implementation
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from codegen.bundle.reader import choose_kernel, read_bundle
 from codegen.bundle.records import Bundle
 from codegen.generators import GENERATORS
 from hal.spec.device import DeviceSpec
+from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
 from hal.support.store import cache_folder, digest
+from roller.dynamo.regions import Region
 from sokoban.language.expression import TensorExpr
 
 #: PyTorch's words for where a tensor lies.
@@ -23,6 +27,9 @@ ON_PROCESSOR, ON_GPU = "cpu", "cuda"
 
 #: Bundles that a shelf holds at most: a gigabyte, more or less.
 _MOST_BUNDLES = 8192
+
+#: Folder of a shelf that says, for operators whose weights may lie in several orders, which was chosen.
+ORDERS = "orders"
 
 #: Letters of a key that a kernel's name ends in: enough for all operators of a process.
 _KEY_LETTERS = 16
@@ -63,6 +70,7 @@ class KernelShelf:
     folder: Path
     jobs: int
     verify: bool
+    _seconds: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(device: DeviceSpec, folder: Path | None = None, jobs: int | None = None) -> KernelShelf:
@@ -73,18 +81,49 @@ class KernelShelf:
 
     def name_of(self, expr: TensorExpr) -> str:
         """The name of an operator: its kind's word and a digest of all that its kernel follows from."""
+        key = digest(self._surroundings, repr(replace(expr, name="")))
+        return f"{expr.name[:40]}_{key[:_KEY_LETTERS]}"
+
+    @cached_property
+    def _surroundings(self) -> str:
+        """All that kernels follow from besides their operators."""
         from codegen.compile.toolchain import toolchain
 
-        key = digest(toolchain(), repr(self.device), repr(replace(expr, name="")))
-        return f"{expr.name[:40]}_{key[:_KEY_LETTERS]}"
+        return digest(toolchain(), repr(self.device))
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector of a processor in float32; 0 of a GPU."""
+        return self.device.teu.lanes if is_processor(self.device) else 0
+
+    def fastest(self, region: Region) -> Region:
+        """A region in the order of its weights that is expected to take the least time; which one it is stays on the
+        shelf."""
+        candidates = {self.name_of(each.expr): each for each in (region, *region.others)}
+        if len(candidates) == 1:
+            return region
+        choice = self.folder / ORDERS / digest(*candidates)[:_KEY_LETTERS]
+        with suppress(OSError):
+            chosen = candidates.get(choice.read_text("utf-8"))
+            if chosen is not None:
+                return chosen
+        chosen = min(candidates.values(), key=lambda each: self.seconds(each.expr) or math.inf)
+        with suppress(OSError):
+            choice.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(choice, self.name_of(chosen.expr))
+        return chosen
 
     def seconds(self, expr: TensorExpr) -> float:
         """Expected time of an operator's kernel, compiled or not; 0 where it has none."""
+        name = self.name_of(expr)
+        if name not in self._seconds:
+            stored = self._stored(name, is_new=False)
+            self._seconds[name] = self._constructed_seconds(expr) if stored is None else stored.seconds
+        return self._seconds[name]
+
+    def _constructed_seconds(self, expr: TensorExpr) -> float:
         from roller.programs import find_programs, form_on
 
-        stored = self._stored(self.name_of(expr), is_new=False)
-        if stored is not None:
-            return stored.seconds
         try:
             programs = find_programs(form_on(expr, self.device), self.device, 1, "roller").ranked(1)
         except InputError:

@@ -7,6 +7,7 @@ order, and gives a dense one of the region's own shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from codegen.bundle.records import Bundle
 from codegen.runtime.cpu import CpuOperator
 from codegen.runtime.gpu import GpuOperator
+from roller.dynamo.orders import LAST
 
 #: Namespace of the operators; PyTorch keeps them as long as the process.
 NAMESPACE = "roller_regions"
@@ -28,56 +30,109 @@ _libraries: list[Any] = []
 Launch = Callable[..., torch.Tensor]
 
 
-def region_operator(bundle: Bundle, shape: Sequence[int], *, emulated: bool = False) -> Any:
+def region_operator(
+    bundle: Bundle, shape: Sequence[int], memory_format: Any, formats: Sequence[Any], *, emulated: bool = False
+) -> Any:
     """The operator of a bundle whose result has a shape; the same one again where it is defined already.
 
     Args:
+        bundle: of one kernel or more.
+        shape: of the result.
+        memory_format: order of the result's elements.
+        formats: orders in which it reads the elements of its inputs.
         emulated: whether its CUDA kernels are run on the processor, thread by thread.
 
     Raises:
         InputError: its kernel cannot be loaded on this machine.
     """
-    name = "_".join([bundle.name.replace(".", "_").replace("-", "_"), *map(str, shape)]) + "_emulated" * emulated
+    orders = "".join("l" if each is LAST else "f" for each in (*formats, memory_format))
+    words = [bundle.name.replace(".", "_").replace("-", "_"), *map(str, shape), orders, *["emulated"] * emulated]
+    name = "_".join(words)
     if name not in _defined:
-        _defined[name] = _define(name, bundle, tuple(shape), emulated)
+        _defined[name] = _define(name, bundle, _Result(tuple(shape), memory_format), formats, emulated)
     return _defined[name]
 
 
-def _define(name: str, bundle: Bundle, shape: tuple[int, ...], emulated: bool) -> Any:
+@dataclass(frozen=True)
+class _Result:
+    """Shape of an operator's result, and the order of its elements."""
+
+    shape: tuple[int, ...]
+    memory_format: Any
+
+    def empty(self, dtype: Any, device: Any) -> Any:
+        """A tensor to write to."""
+        return torch.empty(self.shape, dtype=dtype, device=device, memory_format=self.memory_format)
+
+
+def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], emulated: bool) -> Any:
     dtype = getattr(torch, bundle.output.dtype)
-    if bundle.is_for_cpu:
-        launch, device = _on_processor(CpuOperator.load(bundle.directory), shape, dtype), "CPU"
-    elif emulated:
-        launch, device = _in_emulator(bundle, shape, dtype), "CPU"
-    else:
-        launch, device = _on_gpu(bundle, shape), "CUDA"
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _libraries.append(library)
     parameters = ", ".join(f"Tensor {argument.name}" for argument in bundle.inputs)
     # Inductor may change the layout of what an operator reads unless it says that it minds.
-    tags = (torch.Tag.needs_contiguous_strides,) if hasattr(torch.Tag, "needs_contiguous_strides") else ()
+    tags = (torch.Tag.flexible_layout if bundle.is_for_cpu else torch.Tag.needs_contiguous_strides,)
     library.define(f"{name}({parameters}) -> Tensor", tags=tags)
-    library.impl(name, launch, device)
+    op = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if bundle.is_for_cpu:
+        write = _on_processor(CpuOperator.load(bundle.directory), formats)
+        library.impl(name, lambda *tensors: write(*tensors, out=result.empty(dtype, "cpu")), "CPU")
+        _lower_in_inductor(op, f"{NAMESPACE}_{name}", write, result, formats, dtype)
+    elif emulated:
+        library.impl(name, _in_emulator(bundle, result.shape, dtype), "CPU")
+    else:
+        library.impl(name, _on_gpu(bundle, result.shape), "CUDA")
 
     def fake(*tensors: Any) -> Any:
-        return torch.empty(shape, dtype=dtype, device=tensors[0].device)
+        return result.empty(dtype, tensors[0].device)
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    return op
 
 
-def _on_processor(operator: CpuOperator, shape: tuple[int, ...], dtype: Any) -> Launch:
+def _on_processor(operator: CpuOperator, formats: Sequence[Any]) -> Launch:
+    """A function of tensors that writes its result into ``out``."""
     # PyTorch's own operators run on OpenMP's threads: those of ours would wait for theirs.
     operator.use_openmp()
-    run, empty = operator.run, torch.empty
+    run, orders = operator.run, tuple(formats)
 
-    def launch(*tensors: Any) -> Any:
-        dense = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
-        output = empty(shape, dtype=dtype)
-        run(*[tensor.data_ptr() for tensor in dense], output.data_ptr())
-        return output
+    def write(*tensors: Any, out: Any) -> Any:
+        # What lies in the right order already is not copied.
+        dense = [
+            tensor.contiguous(memory_format=memory_format)
+            for tensor, memory_format in zip(tensors, orders, strict=True)
+        ]
+        run(*[tensor.data_ptr() for tensor in dense], out.data_ptr())
+        return out
 
-    return launch
+    return write
+
+
+def _lower_in_inductor(op: Any, name: str, write: Launch, result: _Result, formats: Sequence[Any], dtype: Any) -> None:
+    """Let Inductor call a kernel by its function, in memory that is planned, rather than by PyTorch's dispatcher."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.select_algorithm import ExternKernelChoice
+
+    kernel = ExternKernelChoice(write, name=name, op_overload=op)
+    strides = result.empty(dtype, "meta").stride()
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lowered(*operands: Any) -> Any:
+        inputs = [
+            ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(operand), _strides(operand, order))
+            for operand, order in zip(operands, formats, strict=True)
+        ]
+        layout = ir.FixedLayout(torch.device("cpu"), dtype, list(result.shape), list(strides))
+        return ir.TensorBox.create(
+            ir.ExternKernelOut(layout=layout, inputs=inputs, python_kernel_name=kernel.call_name(), op_overload=op)
+        )
+
+
+def _strides(operand: Any, memory_format: Any) -> tuple[int, ...]:
+    """Strides of an operand of Inductor's in an order."""
+    shape = [int(extent) for extent in operand.get_size()]
+    return torch.empty(shape, device="meta", memory_format=memory_format).stride()
 
 
 def _on_gpu(bundle: Bundle, shape: tuple[int, ...]) -> Launch:

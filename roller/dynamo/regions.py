@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from hal.support.errors import InputError
-from roller.dynamo.anchors import DTYPES, Anchor, UnsupportedError, anchor_of, is_anchor, shape_of
+from roller.dynamo.anchors import anchors_of, is_anchor
+from roller.dynamo.orders import FIRST, LAST, Operand
 from roller.dynamo.pointwise import RESHAPES, RULES, number
+from roller.dynamo.sums import DTYPES, Anchor, UnsupportedError, shape_of
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 
@@ -33,12 +35,19 @@ class Region:
         nodes: in the order of the graph, the anchor first; the value of the last one leaves.
         expr: what the kernel computes.
         operands: nodes in the order of its inputs.
+        others: the same with weights in other orders.
     """
 
     anchor: Anchor
     nodes: tuple[Any, ...]
     expr: TensorExpr
-    operands: tuple[Any, ...]
+    operands: tuple[Operand, ...]
+    others: tuple[Region, ...] = ()
+
+    @property
+    def memory_format(self) -> Any:
+        """The order in which the kernel writes the value that leaves."""
+        return self.anchor.memory_format if len(self.shape) == 4 else FIRST
 
     @property
     def result(self) -> Any:
@@ -56,15 +65,21 @@ class Region:
         return " ".join(str(node.target).removeprefix("aten.").split(".")[0] for node in self.nodes)
 
 
-def regions_of(graph: Any) -> Iterator[Region | tuple[Any, str]]:
-    """Regions of a graph in its order; for anchors that cannot be one, the node and the reason."""
+def regions_of(graph: Any, lanes: int = 0) -> Iterator[Region | tuple[Any, str]]:
+    """Regions of a graph in its order; for anchors that cannot be one, the node and the reason.
+
+    Args:
+        graph: of PyTorch's functions.
+        lanes: elements of a vector of the processor that kernels are for, which weights that never change are packed
+            for; 0 for GPUs.
+    """
     order = {node: position for position, node in enumerate(graph.nodes)}
     taken: set[Any] = set()
     for node in graph.nodes:
         if not is_anchor(node):
             continue
         try:
-            region = _region(anchor_of(node), order, taken)
+            region = _region(anchors_of(node, lanes), order, taken)
         except UnsupportedError as error:
             yield node, str(error)
             continue
@@ -72,11 +87,12 @@ def regions_of(graph: Any) -> Iterator[Region | tuple[Any, str]]:
         yield region
 
 
-def _region(anchor: Anchor, order: Mapping[Any, int], taken: set[Any]) -> Region:
-    """The longest region of an anchor that the language says."""
+def _region(anchors: Sequence[Anchor], order: Mapping[Any, int], taken: set[Any]) -> Region:
+    """The longest region of an anchor that the language says, in all orders of its weights."""
+    anchor, *others = anchors
     for nodes in reversed(_prefixes(anchor.node, order, taken)):
         try:
-            return _written(anchor, nodes)
+            return replace(_written(anchor, nodes), others=tuple(_written(other, nodes) for other in others))
         except UnsupportedError:
             if len(nodes) == 1:
                 raise
@@ -120,14 +136,14 @@ class _Text:
     anchor: Anchor
     statements: list[str]
     values: dict[Any, str]
-    operands: dict[str, Any]
+    operands: dict[str, Operand]
     dtypes: dict[str, str]
     names: dict[tuple[Any, tuple[str, ...]], str] = field(default_factory=dict)
 
     @property
     def axes(self) -> str:
         """Axes of the value."""
-        return ",".join(axis for axes in self.anchor.dims for axis in axes)
+        return ",".join(self.anchor.axes)
 
     def read(self, node: Any, shape: Sequence[int]) -> str:
         """A tensor from outside as it is broadcast to a value of some shape.
@@ -146,13 +162,16 @@ class _Text:
             raise UnsupportedError("an operand of one element")
         key = (node, axes)
         name = self.names.setdefault(key, f"E{len(self.names) + 1}")
-        self.operands[name] = node
+        # Images are read in the order in which they are written.
+        self.operands[name] = Operand(node, self.anchor.memory_format if len(shape_of(node)) == 4 else FIRST)
         self.dtypes[name] = DTYPES[node.meta["val"].dtype]
         return f"{name}[{','.join(axes)}]"
 
     def _axes_of(self, extents: Sequence[int], shape: Sequence[int]) -> tuple[str, ...]:
         """Axes of the text that index a tensor of some extents, broadcast to a shape of the region's value."""
-        groups = _groups(shape, self.anchor.shape)
+        groups = _groups(shape, self.anchor.extents)
+        if self.anchor.memory_format is LAST and len(extents) == 3 and sum(extent > 1 for extent in extents) > 1:
+            raise UnsupportedError("an operand of fewer dimensions than the images that it is added to")
         extents = (1,) * (len(shape) - len(extents)) + tuple(extents)
         axes: list[str] = []
         for dims, group in zip(groups, self.anchor.dims, strict=True):
@@ -161,7 +180,7 @@ class _Text:
                 axes += group
             elif any(present):
                 raise UnsupportedError("an operand that is broadcast along a part of a dimension")
-        return tuple(axes)
+        return tuple(sorted(axes, key=self.anchor.axes.index))
 
 
 def _groups(shape: Sequence[int], target: Sequence[int]) -> list[list[int]]:
@@ -200,7 +219,11 @@ def _written(anchor: Anchor, nodes: Sequence[Any]) -> Region:
     dtypes = {name: DTYPES.get(node.meta["val"].dtype, "") for name, node in anchor.operands.items()}
     if not all(dtypes.values()):
         raise UnsupportedError("operands that are no floats")
-    text = _Text(anchor, [anchor.statement], {}, dict(anchor.operands), dtypes)
+    operands_by_name = {
+        name: Operand(node, anchor.formats.get(name, FIRST), anchor.packings.get(name))
+        for name, node in anchor.operands.items()
+    }
+    text = _Text(anchor, [anchor.statement], {}, operands_by_name, dtypes)
     value = f"T[{text.axes}]"
     for bias, dim in anchor.biases:
         value = f"({value} + {text.indexed(bias, anchor.dims[dim])})"
@@ -226,8 +249,8 @@ def _written(anchor: Anchor, nodes: Sequence[Any]) -> Region:
     except InputError as error:
         raise UnsupportedError(f"{error.field} {error.problem}") from None
     operands = tuple(text.operands[tensor.name] for tensor in expr.inputs)
-    for tensor, node in zip(expr.inputs, operands, strict=True):
-        assert math.prod(tensor.caller_shape) == math.prod(shape_of(node)), f"{tensor.name} of {expr.name}"
+    for tensor, operand in zip(expr.inputs, operands, strict=True):
+        assert math.prod(tensor.caller_shape) == math.prod(shape_of(operand.node)), f"{tensor.name} of {expr.name}"
     return Region(anchor=anchor, nodes=tuple(nodes), expr=expr, operands=operands)
 
 
@@ -235,7 +258,9 @@ def _value(text: _Text, node: Any) -> str:
     """Text of a node's value; one that is used more than once is a statement of its own."""
     shape = shape_of(node)
     if node.target in RESHAPES:
-        _groups(shape, text.anchor.shape)
+        _groups(shape, text.anchor.extents)
+        if text.anchor.memory_format is LAST and shape != shape_of(text.anchor.node):
+            raise UnsupportedError("another shape of images whose channels lie last")
         value = text.values[node.args[0]]
     else:
         arguments = [_argument(text, each, shape) for each in node.args]

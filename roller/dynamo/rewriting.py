@@ -6,18 +6,22 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.dynamo.anchors import is_constant, shape_of
 from roller.dynamo.constants import constant_of, new_constant, on_real_tensors
+from roller.dynamo.convolutions import writes_last_channels
 from roller.dynamo.kernels import ON_PROCESSOR, Kernel, KernelShelf, is_processor
 from roller.dynamo.operators import region_operator
+from roller.dynamo.orders import LAST, Operand, dense_copy, orders_of_outputs, refresh
+from roller.dynamo.prices import GraphPrice, graph_price
 from roller.dynamo.regions import Region, regions_of
+from roller.dynamo.sums import is_constant, shape_of
 from roller.library.operators import library_time
 
 log = logging.getLogger("roller.backend")
@@ -60,15 +64,80 @@ def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False, competes
     An operator that cannot be compiled, loaded or that gives other numbers than PyTorch stays with PyTorch, and a line
     of warning says so.
     """
-    graph, decisions, regions = module.graph, [], []
-    for each in regions_of(graph):
+    graph = module.graph
+    with orders_of_outputs(graph):
+        decisions = _rewritten(module, shelf, emulated, competes)
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+    return decisions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Regions of a graph, each with its weights in the fastest order, before anything is compiled.
+
+    Attributes:
+        regions: in the order of the graph.
+        refused: decisions about sums of products that are no region.
+        dearer: kernels that are expected to take longer than the library's, by name, with the reason.
+    """
+
+    regions: tuple[Region, ...]
+    refused: tuple[Decision, ...]
+    dearer: Mapping[str, str]
+
+
+def plan(module: Any, shelf: KernelShelf, *, competes: bool = True) -> Plan:
+    """Regions of a graph module for which kernels of ours are to be put in; orders of its values change to theirs."""
+    graph, lanes = module.graph, shelf.lanes
+    if any(writes_last_channels(node, lanes) for node in graph.nodes):
+        # What views of dense tensors give may need a copy now.
+        view_to_reshape(module)
+        refresh(graph, adjust=lambda node, value: _with_last_channels(node, value, lanes))
+    regions: list[Region] = []
+    refused: list[Decision] = []
+    for each in regions_of(graph, lanes):
         if isinstance(each, Region):
-            regions.append(each)
+            regions.append(shelf.fastest(each))
         else:
             node, reason = each
-            decisions.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
+            refused.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
     # What a library does faster is not compiled.
     dearer = _dearer_than_library(regions, shelf) if competes else {}
+    return Plan(tuple(regions), tuple(refused), dearer)
+
+
+def predicted(module: Any, shelf: KernelShelf, *, competes: bool = True) -> tuple[list[Decision], GraphPrice]:
+    """Decisions about a graph module for a processor and the time of a call of it, before anything is compiled."""
+    planned = plan(module, shelf, competes=competes)
+    decisions, taken, stays = list(planned.refused), {}, {}
+    for region in planned.regions:
+        seconds, name = shelf.seconds(region.expr), shelf.name_of(region.expr)
+        reason = planned.dearer.get(name, "") if seconds else "no kernel"
+        decisions.append(region_decision(region, name, seconds, reason))
+        if reason:
+            stays[region] = packed_seconds(region, seconds, shelf.device)
+        else:
+            taken[region] = seconds
+    return decisions, graph_price(module.graph, taken, stays, shelf.device)
+
+
+def region_decision(region: Region, name: str, seconds: float, reason: str) -> Decision:
+    """The decision about a region."""
+    return Decision(
+        name=name,
+        functions=region.functions,
+        shape=region.shape,
+        multiply_adds=region.anchor.multiply_adds,
+        seconds=seconds,
+        reason=reason,
+    )
+
+
+def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) -> list[Decision]:
+    planned = plan(module, shelf, competes=competes)
+    regions, dearer, decisions = planned.regions, planned.dearer, list(planned.refused)
     kernels = shelf.kernels([region.expr for region in regions if shelf.name_of(region.expr) not in dearer])
     rewriting = _Rewriting(module, emulated)
     for region in regions:
@@ -79,20 +148,15 @@ def rewrite(module: Any, shelf: KernelShelf, *, emulated: bool = False, competes
             reason = rewriting.put(region, kernel) if isinstance(kernel, Kernel) else kernel
             if reason:
                 log.warning("%s stays with PyTorch: %s", name, reason)
-        decisions.append(
-            Decision(
-                name=name,
-                functions=region.functions,
-                shape=region.shape,
-                multiply_adds=region.anchor.multiply_adds,
-                seconds=kernel.seconds if isinstance(kernel, Kernel) else math.nan,
-                reason=reason,
-            )
-        )
-    graph.eliminate_dead_code()
-    graph.lint()
-    module.recompile()
+        seconds = kernel.seconds if isinstance(kernel, Kernel) else math.nan
+        decisions.append(region_decision(region, name, seconds, reason))
+    rewriting.settle()
     return decisions
+
+
+def _with_last_channels(node: Any, value: Any, lanes: int) -> Any:
+    """A value as kernels of ours are to write it."""
+    return value.contiguous(memory_format=LAST) if writes_last_channels(node, lanes) else value
 
 
 def _dearer_than_library(regions: Sequence[Region], shelf: KernelShelf) -> dict[str, str]:
@@ -151,62 +215,80 @@ class _Rewriting:
     """A graph module on its way.
 
     Attributes:
-        faults: what is wrong with a kernel, by its name and the shape of its result; empty where nothing is.
+        faults: what is wrong with an operator, by itself; empty where nothing is.
         replaced: results of regions -> the nodes that stand in their place.
+        constants: what constants were arranged into, by node and order.
+        formats: orders in which operators of ours read their operands, by node.
     """
 
     module: Any
     emulated: bool
-    faults: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    faults: dict[Any, str] = field(default_factory=dict)
     replaced: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[Operand, Any] = field(default_factory=dict)
+    formats: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
 
     def put(self, region: Region, kernel: Kernel) -> str:
         """Put a kernel in the place of its region; why not, where it is wrong or cannot be loaded."""
+        formats = tuple(operand.memory_format for operand in region.operands)
         try:
-            op = region_operator(kernel.bundle, region.shape, emulated=self.emulated)
+            op = region_operator(kernel.bundle, region.shape, region.memory_format, formats, emulated=self.emulated)
         except InputError as error:
             return str(error)
-        operands = [self.replaced.get(node, node) for node in region.operands]
-        key = (kernel.bundle.name, region.shape)
-        if key not in self.faults:
+        operands = [replace(operand, node=self.replaced.get(operand.node, operand.node)) for operand in region.operands]
+        if op not in self.faults:
             try:
-                self.faults[key] = _fault(self.module, region, operands, op)
+                self.faults[op] = _fault(self.module, region, operands, op)
             except Exception as error:  # whatever keeps a kernel from running must not keep the model from it
-                self.faults[key] = f"it does not run here: {type(error).__name__}: {error}"
-        if self.faults[key]:
-            return self.faults[key]
+                self.faults[op] = f"it does not run here: {type(error).__name__}: {error}"
+        if self.faults[op]:
+            return self.faults[op]
         graph, result = self.module.graph, region.result
+        arguments = tuple(map(self._argument, operands))
         with graph.inserting_before(result):
-            called = graph.call_function(op, tuple(_dense(self.module, graph, node) for node in operands))
+            called = graph.call_function(op, arguments)
         called.meta = dict(result.meta)
-        called.meta["val"] = result.meta["val"].new_empty(region.shape)
+        called.meta["val"] = result.meta["val"].new_empty(region.shape).contiguous(memory_format=region.memory_format)
         result.replace_all_uses_with(called)
         self.replaced[result] = called
+        self.formats[called] = formats
         for node in reversed(region.nodes):
             graph.erase_node(node)
         return ""
 
+    def settle(self) -> None:
+        """Give every operator of ours its operands in the orders in which it reads them: copies, where they lie in
+        others."""
+        graph = self.module.graph
 
-def _dense(module: Any, graph: Any, node: Any) -> Any:
-    """A node whose elements lie in their order."""
-    if is_constant(node):
-        tensor = constant_of(module, node)
-        if tensor.is_contiguous():
-            return node
-        with on_real_tensors():
-            tensor = tensor.contiguous()
-        return new_constant(module, node, tensor)
-    if node.meta["val"].is_contiguous():
-        return node
-    copied = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    copied.meta = {"val": node.meta["val"].contiguous()}
-    return copied
+        def copy_operands(node: Any) -> None:
+            for place, memory_format in enumerate(self.formats.get(node, ())):
+                operand = node.args[place]
+                if not operand.meta["val"].is_contiguous(memory_format=memory_format):
+                    with graph.inserting_before(node):
+                        node.update_arg(place, dense_copy(graph, operand, memory_format))
+
+        refresh(graph, before=copy_operands)
+
+    def _argument(self, operand: Operand) -> Any:
+        """The node that an operator of ours reads, for a constant a new one in the order that it reads."""
+        if not is_constant(operand.node):
+            return operand.node
+        if operand not in self.constants:
+            tensor = constant_of(self.module, operand.node)
+            with on_real_tensors():
+                arranged = operand.arranged(tensor)
+            if arranged is tensor:
+                return operand.node
+            with self.module.graph.inserting_after(operand.node):
+                self.constants[operand] = new_constant(self.module, operand.node, arranged)
+        return self.constants[operand]
 
 
 # Proof
 
 
-def _fault(module: Any, region: Region, operands: Sequence[Any], op: Any) -> str:
+def _fault(module: Any, region: Region, operands: Sequence[Operand], op: Any) -> str:
     """What is wrong with a kernel's results on random numbers of the region's own sizes; empty where nothing is.
 
     On a machine without the device nothing is run: there, new kernels were proved by the emulator.
@@ -216,8 +298,8 @@ def _fault(module: Any, region: Region, operands: Sequence[Any], op: Any) -> str
         return ""
     with on_real_tensors():
         generator = torch.Generator(device=value.device).manual_seed(0)
-        values = {node: _numbers(module, node, generator) for node in operands}
-        result = op(*(values[node].contiguous() for node in operands))
+        values = {operand.node: _numbers(module, operand.node, generator) for operand in operands}
+        result = op(*(operand.arranged(values[operand.node]) for operand in operands))
         expected = _evaluated(module, region.result, values)
         largest = expected.abs().max().item()
         error = (result.double() - expected.double()).abs().max().item() / (largest or 1.0)

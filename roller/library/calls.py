@@ -21,9 +21,14 @@ from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolutions.float32 import ConvolutionSizes, convolution_seconds
 from roller.library.experts.call import SIZES as EXPERTS_SIZES
 from roller.library.experts.call import experts_call_time
+from roller.library.latent.call import SIZES as LATENT_SIZES
+from roller.library.latent.call import latent_call_time
+from roller.library.peer_reduce import peer_reduce_seconds
 from roller.library.products.gemm import choose_gemm, framework_seconds
 from roller.library.products.gemm_tiles import generation
 from roller.library.products.matrix_gemm import has_matrix_gemm, matrix_gemm
+from roller.library.recurrent.call import SIZES as RECURRENT_SIZES
+from roller.library.recurrent.call import recurrent_call_time
 from roller.library.scaled.call import scaled_call_time
 from roller.library.streaming.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.streaming.row_kernels import row_kernel_seconds
@@ -46,11 +51,16 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "collective": ("bytes", "ranks"),
     "scaled": ("m", "n", "k"),
     "experts": EXPERTS_SIZES,
+    "recurrent": RECURRENT_SIZES,
+    "latent": LATENT_SIZES,
     "rows": ("rows", "columns", "further"),
 }  # fmt: skip
 
 #: Variant of convolutions whose tensors lie in NHWC.
 CHANNELS_LAST = "nhwc"
+
+#: Variant of all-reduces by vLLM's kernels.
+PEER_REDUCE = "peer_reduce"
 
 #: Variant of batched products by one second operand, on boards with Tensor Cores for the type.
 SHARED = "shared"
@@ -78,11 +88,12 @@ class LibraryCall:
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, or ``shared`` by one second
             operand, ``matmul``, or with a bias ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]);
             ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its
-            name, and after an ``@`` that of a node which is not the board's usual one; ``convolution``: ``nhwc`` where
-            tensors are channels-last; ``attention``: the family of kernels that runs, where it is not the fastest that
-            the board has; ``scaled`` and ``experts``: the precision; of experts, after an ``@``, ``divided`` among
-            boards, or ``product`` alone; ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in
-            ``row_kernels.ROW_KERNELS``.
+            name, or ``peer_reduce``, and after an ``@`` that of a node which is not the board's usual one;
+            ``convolution``: ``nhwc`` where tensors are channels-last; ``attention``: the family of kernels that runs,
+            where it is not the fastest that the board has; ``scaled`` and ``experts``: the precision; of experts, after
+            an ``@``, ``divided`` among boards, or ``product`` alone; ``recurrent``: its name in
+            ``recurrent.call.MODELS``; ``latent``: precision of products, of the cache and of attention, joined by
+            ``@``; ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -309,6 +320,8 @@ def _rooflines(first: LibraryCall, sizes: _Columns, labels: Sequence[str], devic
 def _collectives(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     name, _, node = first.variant.partition("@")
     where = node_for(device, node or None)
+    if name == PEER_REDUCE:
+        return _listed(peer_reduce_seconds(sizes["bytes"], sizes["ranks"], where, device), labels)
     return _listed(collective_seconds(name, sizes["bytes"], sizes["ranks"], where, dtype=first.dtype), labels)
 
 
@@ -318,6 +331,14 @@ def _scaled(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: 
 
 def _experts(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     return _listed(experts_call_time(first.variant, sizes, device), labels)
+
+
+def _recurrent(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(recurrent_call_time(first.variant, sizes, device), labels)
+
+
+def _latent(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(latent_call_time(first.variant, sizes, device), labels)
 
 
 def _row_kernels(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
@@ -340,6 +361,8 @@ _MODELS: Mapping[str, _Model] = {
     "collective": _collectives,
     "scaled": _scaled,
     "experts": _experts,
+    "recurrent": _recurrent,
+    "latent": _latent,
     "rows": _row_kernels,
 }
 

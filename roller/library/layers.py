@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
 from roller.library.experts.loads import Loads, loads, loads_of
+from roller.library.latent.call import SIZES as LATENT_SIZES
 from roller.library.streaming.elementwise import Direction
+from sokoban.language.latent_layer import LatentAttention
 from sokoban.language.layers import KERNELS, Experts, GroupedMatmul, Layer, ScaledMatmul, layer_from_data
+from sokoban.language.state_layers import DeltaNet, Mamba2
 
 
 def layer_calls(data: Mapping[str, Any], direction: Direction = "forward") -> list[LibraryCall]:
@@ -71,6 +75,46 @@ def _experts(layer: Experts, direction: Direction) -> list[LibraryCall]:
     return [LibraryCall(kind="experts", label=label, sizes=sizes, variant=variant) for label in labels]
 
 
+def _delta_net(layer: DeltaNet, direction: Direction) -> list[LibraryCall]:
+    sizes = (layer.key_heads, layer.value_heads, layer.key_dim, layer.value_dim)
+    return _recurrent(layer, "rule", sizes, direction)
+
+
+def _mamba2(layer: Mamba2, direction: Direction) -> list[LibraryCall]:
+    """Groups are what heads of keys are, elements of the state those of a key."""
+    return _recurrent(layer, "scan", (layer.groups, layer.heads, layer.state, layer.head_dim), direction)
+
+
+def _recurrent(
+    layer: DeltaNet | Mamba2, rule: str, heads: tuple[int, int, int, int], direction: Direction
+) -> list[LibraryCall]:
+    """Convolution, then rule; the backward pass walks the tokens once more in either direction."""
+    chosen = {"both": ("convolution", rule), "convolution": ("convolution",), "rule": (rule,)}[layer.part]
+    if direction != "forward" and layer.phase == "decode":
+        raise InputError("phase", "decoding has no backward pass", "write prefill, or estimate it forward")
+    passes = 1 if direction == "forward" else 2
+    sizes = tuple(float(size) for size in (layer.batch, layer.tokens, *heads))
+    return [
+        LibraryCall(
+            kind="recurrent", label=part if direction == "forward" else f"gradient of the {part}", sizes=sizes,
+            dtype=layer.precision, variant=f"{part}@decode" if layer.phase == "decode" else part,
+        )
+        for part in chosen
+        for _ in range(passes)
+    ]  # fmt: skip
+
+
+def _latent(layer: LatentAttention, direction: Direction) -> list[LibraryCall]:
+    """The module; its backward pass is twice its work, and makes keys and values of every head."""
+    sizes = tuple(float(getattr(layer, name)) for name in LATENT_SIZES)
+    variant = f"{layer.precision}@{layer.cache}@{layer.attention}"
+    if direction == "forward":
+        return [LibraryCall(kind="latent", label="latent attention", sizes=sizes, variant=variant)]
+    labels = ("gradient of the activations", "gradient of the weights")
+    return [LibraryCall(kind="latent", label=label, sizes=sizes, variant=variant) for label in labels]
+
+
 _MAKERS: Mapping[type[Layer], Callable[[Any, Direction], list[LibraryCall]]] = {
-    ScaledMatmul: _scaled, GroupedMatmul: _grouped, Experts: _experts,
+    ScaledMatmul: _scaled, GroupedMatmul: _grouped, Experts: _experts, DeltaNet: _delta_net, Mamba2: _mamba2,
+    LatentAttention: _latent,
 }  # fmt: skip

@@ -13,7 +13,7 @@ import msgspec
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.calls import LibraryCall, PricedCall, price
+from roller.library.calls import PEER_REDUCE, LibraryCall, PricedCall, price
 from roller.library.layers import layer_calls
 from roller.library.named_calls import named_calls
 from roller.library.parts import directed
@@ -72,7 +72,8 @@ def _collective_call(data: Mapping[str, Any], direction: Direction) -> LibraryCa
         raise InputError(
             "direction", "a collective has no backward pass of its own", "write the collective of its gradient"
         )
-    variant = collective.op if collective.node is None else f"{collective.op}@{collective.node}"
+    name = PEER_REDUCE if collective.kernels == "vllm" else collective.op
+    variant = name if collective.node is None else f"{name}@{collective.node}"
     sizes = (float(collective.bytes), float(collective.ranks))
     return LibraryCall(kind="collective", label=collective.op, sizes=sizes, dtype=collective.dtype, variant=variant)
 

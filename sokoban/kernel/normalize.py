@@ -40,8 +40,7 @@ def inline_pointwise(expr: TensorExpr) -> TensorExpr:
     """Point-wise statements substituted into the statements that read them.
 
     What remains are reductions, and one point-wise statement at the end if the output is not a reduction itself. A
-    padded read of a point-wise tensor becomes ``select(inside, value, pad)``, and so does a load whose pad is infinite
-    where a function takes it: kernels hold the largest number of its type for it, whose root or quotient is another.
+    padded read of a point-wise tensor becomes ``select(inside, value, pad)``.
 
     >>> from sokoban.language.expression import statement_text
     >>> from sokoban.language.parser import parse_program
@@ -55,7 +54,7 @@ def inline_pointwise(expr: TensorExpr) -> TensorExpr:
     definitions: dict[str, Statement] = {}
     statements: list[Statement] = []
     for statement in expr.statements:
-        value = _with_infinities(_Inliner(expr, definitions).value(statement.value), expr)
+        value = _Inliner(expr, definitions).value(statement.value)
         _check_size(value, statement, expr)
         statement = replace(statement, value=value)
         if (
@@ -115,24 +114,6 @@ class _Inliner:
             if any(_inside(i, extent, self.expr.sizes) for i, extent in zip(value.indices, shape, strict=True)):
                 return replace(value, pad=0.0)
         return value
-
-
-#: Functions that give one of their arguments as it is.
-_CHOOSE = frozenset({"max", "min", "select"})
-
-
-def _with_infinities(value: Value, expr: TensorExpr, is_taken: bool = False) -> Value:
-    """A value whose loads with infinite pads are selections where a function takes them, ``is_taken`` from outside."""
-    if isinstance(value, Reduction):
-        return replace(value, body=_with_infinities(value.body, expr, value.function not in _CHOOSE))
-    if isinstance(value, Call):
-        is_taken = is_taken or value.function not in _CHOOSE
-        return Call(value.function, tuple(_with_infinities(argument, expr, is_taken) for argument in value.arguments))
-    if not isinstance(value, Load) or value.pad is None or math.isfinite(value.pad) or not is_taken:
-        return value
-    condition = _is_inside(value, expr.tensor_by_name[value.tensor].shape, expr.sizes)
-    # Outside another number is read, which the selection discards.
-    return value if condition is None else Call("select", (condition, replace(value, pad=0.0), Constant(value.pad)))
 
 
 def _is_inside(load: Load, shape: Sequence[int], sizes: Mapping[str, int]) -> Value | None:

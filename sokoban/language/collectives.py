@@ -13,6 +13,9 @@ from hal.support.errors import InputError
 #: Names of collectives.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "send")
 
+#: Whose kernels: NCCL's, or vLLM's all-reduce within a node.
+COLLECTIVE_KERNELS = ("nccl", "vllm")
+
 
 class Collective(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """One collective.
@@ -23,6 +26,7 @@ class Collective(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
             of the others what it holds.
         ranks: how many take part; a send is between two.
         dtype: element type.
+        kernels: whose, one of :data:`COLLECTIVE_KERNELS`.
         node: name or file of the node; None takes the board's usual one.
         name: a name of its own.
     """
@@ -31,6 +35,7 @@ class Collective(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
     bytes: int
     ranks: int = 2
     dtype: Dtype = "bfloat16"
+    kernels: str = "nccl"
     node: str | None = None
     name: str | None = None
 
@@ -41,7 +46,9 @@ class Collective(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
         >>> Collective(op="all_reduce", bytes=1024, ranks=8).stem
         'all_reduce_1024_8ranks'
         """
-        return f"{self.op}_{self.bytes}_{self.ranks}ranks" + ("" if self.dtype == "bfloat16" else f"_{self.dtype}")
+        kernels = "" if self.kernels == "nccl" else f"_{self.kernels}"
+        dtype = "" if self.dtype == "bfloat16" else f"_{self.dtype}"
+        return f"{self.op}_{self.bytes}_{self.ranks}ranks{dtype}{kernels}"
 
 
 def is_collective(data: object) -> bool:
@@ -71,4 +78,8 @@ def collective_from_data(data: Mapping[str, Any]) -> Collective:
         raise InputError("ranks", f"got {collective.ranks}, expected 2 or more", "one rank communicates with nobody")
     if collective.op == "send" and collective.ranks != 2:
         raise InputError("ranks", f"got {collective.ranks}, but a send is between 2", "leave ranks out")
+    if collective.kernels not in COLLECTIVE_KERNELS:
+        raise InputError("kernels", f"there are none of {collective.kernels!r}", "use one of nccl and vllm")
+    if collective.kernels == "vllm" and collective.op != "all_reduce":
+        raise InputError("kernels", f"vllm has none for {collective.op}", "use nccl, or an all_reduce")
     return collective

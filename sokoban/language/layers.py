@@ -1,4 +1,4 @@
-"""Layers as JSON data that are several kernels of a library: products with scales, products of groups, experts.
+"""Layers as JSON data that are several kernels of a library: products with scales, products of groups, experts, states.
 
 They are no tensor expressions: what they compute is a product, how they compute it (quantisation, permutation, a tile a
 group) is the library's, and it is that which takes the time.
@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from hal.support.errors import InputError, listed
+from sokoban.language.latent_layer import LatentAttention
+from sokoban.language.state_layers import DeltaNet, Mamba2
 
 #: Numbers of products whose operands are both narrow, by the scales that they carry.
 SCALED_PRECISIONS = ("fp8-tensorwise", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4", "int8-rowwise")
@@ -176,11 +178,12 @@ class Experts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
         check_distribution(self.distribution)
 
 
-Layer = ScaledMatmul | GroupedMatmul | Experts
+Layer = ScaledMatmul | GroupedMatmul | Experts | DeltaNet | Mamba2 | LatentAttention
 
 #: Layer by the word that names it in JSON.
-LAYERS: Mapping[str, type[ScaledMatmul] | type[GroupedMatmul] | type[Experts]] = {
-    "scaled_matmul": ScaledMatmul, "grouped_matmul": GroupedMatmul, "experts": Experts,
+LAYERS: Mapping[str, type[Layer]] = {
+    "scaled_matmul": ScaledMatmul, "grouped_matmul": GroupedMatmul, "experts": Experts, "delta_net": DeltaNet,
+    "mamba2": Mamba2, "latent_attention": LatentAttention,
 }  # fmt: skip
 
 

@@ -279,8 +279,7 @@ def _check_loads(statement: Statement, sizes: Mapping[str, int], shapes: Mapping
 def _stored_pads(value: Value, dtypes: Mapping[str, str]) -> Value:
     """A value whose pads are elements of their tensors: rounded to a narrow float, whole among integers.
 
-    Infinities stay among floats, where kernels take the largest number for them; an integer's infinity is its own
-    largest or least number.
+    Infinities stay among floats; an integer's infinity is its own largest or least number.
     """
     replacements: dict[Value, Value] = {}
     for load in loads(value):

@@ -118,10 +118,10 @@ def clustered_blocks(table: ScheduleTable) -> Ints:
 def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     """Why the tiles of an operator cannot be copied in bulk, whatever they are; None where they can.
 
-    A tensor map is of a tensor as it lies in memory: every dimension is an axis, and ends where the axis does, since
-    what the hardware fills with zeros is what lies outside of the tensor. Rows that start elsewhere in every step
-    (:func:`sokoban.kernel.matrix.product_roles`) need no zeros behind them: no result is made of those. A depth that
-    starts elsewhere needs none either: the other operand has them.
+    A tensor map is of a tensor as it lies in memory: every dimension is an axis, and the depth ends where the axis
+    does, since what the hardware fills with zeros is what lies outside of the tensor. Rows need no zeros behind them:
+    no result is made of those. A depth that starts elsewhere in every step
+    (:func:`sokoban.kernel.matrix.product_roles`) needs none either: the other operand has them.
     """
     for load in (roles.a, roles.b):
         tensor = form.expr.tensor_by_name[load.tensor]
@@ -132,7 +132,7 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
         if None in axes or len(set(axes)) < len(axes):
             return f"a dimension of {tensor.name} is no axis of its own"
         for index, axis, extent in zip(load.indices, axes, tensor.shape, strict=True):
-            if index.is_plain_axis and extent != form.sizes[axis or ""]:
+            if index.is_plain_axis and axis == roles.k and extent != form.sizes[axis]:
                 return f"{tensor.name} extends beyond what is read of it"
         if not LEAST_RANK <= len(axes) <= MOST_RANK:
             return f"{tensor.name} has {len(axes)} dimensions, a tensor map {LEAST_RANK} to {MOST_RANK}"

@@ -187,8 +187,6 @@ def _headers(used: set[str]) -> list[str]:
         headers.append("#include <cuda_bf16.h>")
     if "wmma" in used:
         headers.append("#include <mma.h>")
-    if any(name.startswith("CUDART_") for name in used):
-        headers.append("#include <math_constants.h>")
     return headers
 
 

@@ -43,7 +43,7 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
     if lowered.text:
         return lowered.text
     source = without_mentions(_source(lowered, _target("cuda", architecture, 32), parameters))
-    return paired_words(_full_warp_shuffles(_eight_lanes(_bits_of_constants(source)), lowered))
+    return paired_words(_full_warp_shuffles(_infinities(_eight_lanes(_bits_of_constants(source))), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
@@ -65,6 +65,24 @@ def _bits_of_constants(source: str) -> str:
     '__float_as_uint(0x1p+0f/*1.0e+00*/) >> (uint)16; (*(uint *)(&(v_1)))'
     """
     return _ADDRESS_OF_CONSTANT.sub(r"__float_as_uint(\1)", source)
+
+
+#: Infinities as TVM writes them, by names of a header that no kernel needs otherwise, and as their bits.
+_INFINITIES = {
+    "CUDART_INF_F": "__uint_as_float(0x7f800000u)",
+    "CUDART_INF": "__longlong_as_double(0x7ff0000000000000)",
+    # In a constant of bfloat16.
+    "inff": "__uint_as_float(0x7f800000u)",
+}
+
+
+def _infinities(source: str) -> str:
+    """CUDA source in which infinities are bits.
+
+    >>> _infinities("max(x, -CUDART_INF_F)")
+    'max(x, -__uint_as_float(0x7f800000u))'
+    """
+    return re.sub(r"\b(?:CUDART_INF(?:_F)?|inff)\b", lambda match: _INFINITIES[match.group()], source)
 
 
 #: Eight float32 constants as TVM writes a vector of them, which four 64-bit words hold.

@@ -35,7 +35,7 @@ from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read
 from codegen.tir.statements import allocate, barrier, local_buffer, named
-from codegen.tir.values import Expr, as_number, combine, evaluate, identity
+from codegen.tir.values import Expr, as_number, combine, evaluate, identity, remainder
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import store_vector
@@ -195,7 +195,7 @@ class _ThreadWriter:
         for axis in reversed(self.form.reduced):
             count = self.plan.step_counts[axis]
             if count > 1:
-                number = step if axis == outermost else tirx.floormod(step, count)
+                number = step if axis == outermost else remainder(step, count)
                 origins[axis] = number * self.schedule.step_of[axis]
                 step = tirx.floordiv(step, count)
         return origins

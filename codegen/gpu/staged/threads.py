@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from codegen.gpu.staged.tiles import StagedTile
 from codegen.tir.lowered import identifier
 from codegen.tir.statements import local_buffer, named, vector_read, vector_write, wide
-from codegen.tir.values import Expr
+from codegen.tir.values import Expr, remainder
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.tile import TileSchedule
 
@@ -68,7 +68,7 @@ class ThreadTile:
         places: dict[str, Expr] = {}
         for axis in reversed(self.axes):
             count = self.schedule.threads_of[axis]
-            number = tirx.floormod(thread, count) if axis != self.axes[0] else thread
+            number = remainder(thread, count) if axis != self.axes[0] else thread
             places[axis] = number * self.schedule.thread_of[axis]
             thread = tirx.floordiv(thread, count)
         return places

@@ -72,6 +72,7 @@ template <typename T> EMULATOR_INLINE T atomicAdd(T* address, T value) {
 // ---- 16-bit floats
 
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+inline double __longlong_as_double(long long bits) { return __builtin_bit_cast(double, bits); }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 
 typedef _Float16 half;

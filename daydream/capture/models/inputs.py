@@ -135,7 +135,7 @@ def _images(sample: _Sample) -> torch.Tensor:
     shapes = _patches(sample)
     if shapes is not None:
         return torch.empty(sample.batch, shapes, getattr(vision, "num_channels", 3) * vision.patch_size**2)
-    backbone = getattr(vision, "backbone_config", None)
+    backbone: Any = getattr(vision, "backbone_config", None)
     usual = getattr(vision, "image_size", None) or getattr(backbone, "image_size", None) or _least(vision)
     size: Any = sample.image or usual
     # Windows of patches divide an image.

@@ -26,6 +26,8 @@ SPLITS_MOST = 128
 PLANNED_SEQUENCES = 992
 #: Keys that a block of TensorRT-LLM's decoding kernel gets at least.
 KEYS_LEAST = 256
+#: Elements of the longest keys whose values of 128 elements leave tensor memory for two tiles of rows.
+LATENT_KEYS = 192
 #: Splits of FlashAttention 4 on Hopper, whatever the length of the cache.
 HOPPER_FIXED_SPLITS = 32
 
@@ -290,7 +292,10 @@ def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
     # Shared memory feeds the instruction in rows of 128 bytes: lengths between 64 and 128 elements cost what 128 do.
     depth = _select((needed <= 64, 64), (needed <= 128, 128), (needed <= 256, 256), (True, 512))
     packed = np.zeros(depth.shape, dtype=bool)
-    rows = np.where(depth <= 128, 256.0, 128.0)
+    # Latent attention's keys are longer than its values: its results leave tensor memory for both tiles of rows.
+    value_depth = np.where((needed <= LATENT_KEYS) & (calls.value_dim <= 128), np.minimum(depth, 128), depth)
+    depth = np.where(value_depth < depth, LATENT_KEYS, depth)
+    rows = np.where(value_depth <= 128, 256.0, 128.0)
     if kind == "FlashAttention 4":
         rows = np.where(calls.queries > 128, rows, 128.0)
     else:
@@ -304,7 +309,7 @@ def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
         rows=rows,
         keys=keys,
         depth=depth,
-        value_depth=depth,
+        value_depth=value_depth,
         stored=stored,
         whole=True,
         lone_warps=np.zeros(depth.shape, dtype=bool),

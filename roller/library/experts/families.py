@@ -1,7 +1,7 @@
 """Numbers of the libraries' kernels for layers of experts: one set a family, whatever board, precision and shape.
 
-Chosen on rows of half of the shapes of each board (``today`` of AIConfigurator's performance database), the A100 apart;
-docs/accuracy.md has the errors on the other half.
+Chosen on rows of half of the shapes of each board (``today`` of AIConfigurator's performance database), of A100 on
+those of one board alone; docs/accuracy.md has the errors on the other half.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from roller.library.experts.untuned import Tile
 from roller.library.scaled.tiled import TiledConstants
-
-#: Rows, columns and bytes along k of a tile.
-Tile = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,25 +20,27 @@ class ExpertsConstants:
     Attributes:
         products: of its grouped products.
         menu: tiles that it is tuned among.
-        untuned: the tile for as many tokens as experts and fewer, and that for more, where no board's table is at hand.
+        is_untuned: whether tiles go by :mod:`roller.library.experts.untuned`, as no table of the boards is at hand.
         align_seconds: of the kernels that sort pairs by experts, together.
         pair_seconds: added for each pair of a token and an expert.
         empty_tile_seconds: of a unit for a tile of 64 x 64 results whose expert lives on another board.
         stream_seconds: of a kernel between products, after the gap before it.
         stream_share: of the board's DRAM and L2 rates there.
         resident: blocks of a product on a unit at a time.
+        is_mapped: whether kernels visit rows and tiles of experts of other boards, by a map of experts.
         by_warps: whether products run on single warps whatever the board has, and units share their steps evenly.
     """
 
     products: TiledConstants
     menu: tuple[Tile, ...]
-    untuned: tuple[Tile, Tile] | None = None
+    is_untuned: bool = False
     align_seconds: float
     pair_seconds: float
     empty_tile_seconds: float
     stream_seconds: float
     stream_share: float
     resident: float = 1.0
+    is_mapped: bool = False
     by_warps: bool = False
 
 
@@ -53,19 +53,19 @@ _ROWS_OF_128: tuple[Tile, ...] = tuple((rows, 128, 128) for rows in (8, 16, 32, 
 FAMILIES: Mapping[str, ExpertsConstants] = {
     "triton, warp groups": ExpertsConstants(
         products=TiledConstants(
-            step_seconds=1.72e-07, staging=30.2, ramp_steps=6.41, store=1.93, port_reuse=0.94, dram_share=0.982,
-            start_seconds=6.04e-07, cold_seconds=4e-06, best_share=0.777, written=0.469, overlap=2.62,
+            step_seconds=1.52e-07, staging=30.1, ramp_steps=8.74, store=1.93, port_reuse=1.54, dram_share=1.02,
+            start_seconds=6.03e-07, cold_seconds=3.9e-06, best_share=0.735, written=0.474, overlap=1.87,
         ),
-        menu=_FINE, align_seconds=9.79e-06, pair_seconds=2.52e-11, empty_tile_seconds=7.2e-07,
-        stream_seconds=1.3e-06, stream_share=1.25,
+        menu=_FINE, is_mapped=True, align_seconds=9.61e-06, pair_seconds=2.52e-11, empty_tile_seconds=5.57e-07,
+        stream_seconds=2.69e-06, stream_share=1.31,
     ),
     "triton, warps": ExpertsConstants(
         products=TiledConstants(
-            step_seconds=1.92e-07, staging=2.8, ramp_steps=2.4, store=0.23, port_reuse=6.03, dram_share=0.931,
-            start_seconds=7.23e-07, cold_seconds=2.54e-06, best_share=1.07, written=0.0152, overlap=1.68,
+            step_seconds=1.35e-07, staging=2.8, ramp_steps=1.55, store=0.231, port_reuse=6.03, dram_share=0.916,
+            start_seconds=7.18e-07, cold_seconds=2.9e-06, best_share=1.1, written=0.0151, overlap=2.37, l2_share=0.921,
         ),
-        menu=_FINE, untuned=((16, 32, 128), (64, 64, 64)), align_seconds=7.36e-06, pair_seconds=5.66e-09,
-        empty_tile_seconds=2.58e-07, stream_seconds=1.69e-06, stream_share=0.565, resident=2.52,
+        menu=_FINE, is_mapped=True, is_untuned=True, align_seconds=1.07e-05, pair_seconds=1.84e-09,
+        empty_tile_seconds=2.1e-07, stream_seconds=1.58e-06, stream_share=0.549, resident=4.0,
     ),
     "cutlass": ExpertsConstants(
         products=TiledConstants(
@@ -104,7 +104,7 @@ FAMILIES: Mapping[str, ExpertsConstants] = {
             step_seconds=1.3e-07, staging=37.3, ramp_steps=0.807, store=39.9, port_reuse=1.29, dram_share=0.923,
             start_seconds=7.63e-07, cold_seconds=1.05e-05, best_share=0.753, written=2.03, overlap=11.4,
         ),
-        menu=_ROWS_OF_128[:4], by_warps=True, align_seconds=1.28e-05, pair_seconds=2.04e-11,
+        menu=_ROWS_OF_128[:4], by_warps=True, is_mapped=True, align_seconds=1.28e-05, pair_seconds=2.04e-11,
         empty_tile_seconds=7.12e-07, stream_seconds=2.54e-06, stream_share=4.07,
     ),
 }  # fmt: skip

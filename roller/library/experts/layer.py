@@ -17,10 +17,11 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.library.arrays import Floats
-from roller.library.experts.families import FAMILIES, ExpertsConstants, Tile
+from roller.library.experts.families import FAMILIES, ExpertsConstants
 from roller.library.experts.loads import TILE_ROWS
+from roller.library.experts.untuned import Tile, untuned_tiles
 from roller.library.scaled.products import MICROSCALING_CAPABILITY, generation_of
-from roller.library.scaled.tiled import MatrixRate, Tiling, kept_share, tiled_seconds
+from roller.library.scaled.tiled import GAP_SECONDS, RESULT_BYTES, MatrixRate, Tiling, kept_share, tiled_seconds
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Numbers:
         faster: rate over that of ``dtype``.
         needed: first boards that have it.
         quantises: whether activations are quantised.
+        multiple: of elements that vLLM pads an expert's intermediate sizes to.
     """
 
     dtype: str
@@ -44,14 +46,20 @@ class Numbers:
     faster: float = 1.0
     needed: tuple[int, int] = (8, 0)
     quantises: bool = False
+    multiple: int = 1
 
+
+#: Of an activation in blocks of 1x128 with a scale each.
+_IN_BLOCKS_BYTES = 1 + 4 / 128
 
 NUMBERS: Mapping[str, Numbers] = {
     "bfloat16": Numbers("bfloat16", 2, 2, 2),
     "fp8-tensorwise": Numbers("float8_e4m3fn", 1, 1, 1, needed=(8, 9), quantises=True),
-    "fp8-block": Numbers("float8_e4m3fn", 1 + 4 / 128, 1, 1, needed=(8, 9), quantises=True),
+    "fp8-block": Numbers("float8_e4m3fn", _IN_BLOCKS_BYTES, 1, 1, needed=(8, 9), quantises=True),
     "nvfp4": Numbers("float8_e4m3fn", 0.5625, 0.5625, 0.5, 2.0, MICROSCALING_CAPABILITY, quantises=True),
-    "mxfp4-mxfp8": Numbers("float8_e4m3fn", 1 + 1 / 32, 0.53, 1, needed=MICROSCALING_CAPABILITY, quantises=True),
+    "mxfp4-mxfp8": Numbers(
+        "float8_e4m3fn", 1 + 1 / 32, 0.53, 1, needed=MICROSCALING_CAPABILITY, quantises=True, multiple=256
+    ),
     "int4-weights": Numbers("bfloat16", 2, 0.516, 2),
     "mxfp4-weights": Numbers("bfloat16", 2, 0.53, 2),
 }
@@ -143,14 +151,16 @@ def experts_times(
     family = family_of(precision, device, is_divided=is_divided)
     constants, numbers = families[family], NUMBERS[precision]
     layer = _Layer(calls, device, constants, numbers)
-    moved = 3 * calls.pairs * calls.intermediate * 2
+    rows = calls.all_pairs if constants.is_mapped else calls.pairs
+    intermediate = np.ceil(calls.intermediate / numbers.multiple) * numbers.multiple
+    moved = 3 * rows * intermediate * 2
     combined = (calls.all_pairs + calls.tokens) * calls.hidden * 2
     quantised = layer.stream_seconds(calls.tokens * calls.hidden * 3) if numbers.quantises else 0.0
     return ExpertsTimes(
         align=constants.align_seconds + constants.pair_seconds * calls.all_pairs + quantised,
-        up=layer.product_seconds(2 * calls.intermediate, calls.hidden, 1.5),
+        up=layer.product_seconds(2 * intermediate, calls.hidden, 1.5),
         activation=layer.stream_seconds(moved),
-        down=layer.product_seconds(calls.hidden, calls.intermediate, 3.0),
+        down=layer.product_seconds(calls.hidden, intermediate, 3.0),
         combine=layer.stream_seconds(combined),
         family=family,
     )
@@ -183,10 +193,16 @@ class _Layer:
 
     def product_seconds(self, n: Floats, k: Floats, turns: float) -> Floats:
         """Grouped products by the fastest tile; ``turns``: weights that are read in turn over those of the product."""
-        if self.constants.untuned is None:
-            return np.min([self._by_tile(tile, n, k, turns) for tile in self.constants.menu], axis=0)
-        few, many = (self._by_tile(tile, n, k, turns) for tile in self.constants.untuned)
-        return np.where(self.calls.tokens <= self.calls.experts, few, many)
+        constants, calls, numbers = self.constants, self.calls, self.numbers
+        if not constants.is_untuned:
+            return np.min([self._by_tile(tile, n, k, turns) for tile in constants.menu], axis=0)
+        seconds = np.zeros_like(calls.pairs)
+        capability, in_blocks = self.device.compute_capability or (0, 0), numbers.activation_bytes == _IN_BLOCKS_BYTES
+        rules = untuned_tiles(calls.tokens, calls.experts, capability, numbers.element_bytes, in_blocks=in_blocks)
+        for taken, tile in rules:
+            if np.any(taken):
+                seconds = np.where(taken, self._by_tile(tile, n, k, turns), seconds)
+        return seconds
 
     def _by_tile(self, tile: Tile, n: Floats, k: Floats, turns: float) -> Floats:
         calls, numbers = self.calls, self.numbers
@@ -204,8 +220,18 @@ class _Layer:
             in_stripes=self.constants.by_warps,
         )  # fmt: skip
         seconds = tiled_seconds(tiling, self.device, rate, self.constants.products).seconds
-        empty = calls.empty_tiles[place] * columns / self.device.unit_count * (tile_m * tile_n / 64**2)
-        return np.asarray(seconds + empty * self.constants.empty_tile_seconds)
+        return np.asarray(seconds + self._empty_seconds(place, tile, n))
+
+    def _empty_seconds(self, place: int, tile: Tile, n: Floats) -> Floats:
+        """Tiles of experts of other boards: visited, and by kernels with a map of experts filled with zeros."""
+        calls, device = self.calls, self.device
+        tiles = calls.empty_tiles[place] * np.ceil(n / tile[1]) / device.unit_count * (tile[0] * tile[1] / 64**2)
+        visited = tiles * self.constants.empty_tile_seconds
+        if not self.constants.is_mapped:
+            return np.asarray(visited)
+        zeros = (calls.all_pairs - calls.pairs) * n * RESULT_BYTES
+        missed = zeros * (1 - kept_share(zeros, device))
+        return np.maximum(visited, missed / device.dram.bandwidth_bytes_per_second)
 
     @property
     def _rate(self) -> MatrixRate:
@@ -225,4 +251,4 @@ class _Layer:
         cache = device.l2 or device.dram
         dram = (1 - kept) / device.dram.bandwidth_bytes_per_second
         seconds = moved * (dram + kept / cache.bandwidth_bytes_per_second) / share
-        return np.asarray(device.launch_overhead_seconds + self.constants.stream_seconds + seconds)
+        return np.asarray(GAP_SECONDS + self.constants.stream_seconds + seconds)

@@ -7,8 +7,11 @@ docs/accuracy.md has the errors on the other half, and with a board left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from roller.library.products.matrix_gemm import CONSTANTS as SIXTEEN_BITS
+from roller.library.products.matrix_tiles import Feed
 from roller.library.scaled.tiled import TiledConstants
 
 
@@ -47,7 +50,7 @@ class ScaledConstants:
 
     Attributes:
         quantise: kernels of the activations.
-        families: kernels of the products, by name and generation.
+        families: kernels of the products, by name.
         host_seconds: of a call of vLLM's layer in Python, one after the other, by the kernels that it launches: rows of
             128x128 blocks were measured so, without a CUDA graph.
         host_pad_seconds: added where rows are no multiple of four and scales are copied (DeepGEMM on sm_100).
@@ -64,43 +67,44 @@ class ScaledConstants:
     host_pad_seconds: float = 5.5e-5
 
 
+def _fed(feed: Feed, **numbers: Any) -> TiledConstants:
+    """Numbers of kernels that are fed as cuBLAS's are in 16 bits; those that are not named are cuBLAS's."""
+    sixteen = SIXTEEN_BITS.feeds[feed]
+    fed = TiledConstants(
+        step_seconds=sixteen.step_seconds, staging=sixteen.staging, ramp_steps=sixteen.ramp_steps,
+        store=sixteen.store_cycles, port_reuse=sixteen.port_reuse, dram_share=sixteen.dram_share,
+        start_seconds=SIXTEEN_BITS.start_seconds, cold_seconds=SIXTEEN_BITS.cold_seconds,
+        best_share=SIXTEEN_BITS.best_share, written=SIXTEEN_BITS.written, overlap=SIXTEEN_BITS.overlap,
+        limited_share=SIXTEEN_BITS.limited_share, limit_seconds=SIXTEEN_BITS.limit_seconds,
+    )  # fmt: skip
+    return replace(fed, **numbers)
+
+
 CONSTANTS = ScaledConstants(
     quantise=QuantiseConstants(
         start_cycles=728, round_cycles=350, busy_start_cycles=719, busy_round_cycles=1064, start_seconds=3.5e-7,
         group_start_cycles=3026, group_cycles=0.0861, group_row_cycles=100, group_start_seconds=9.9e-7, dram_share=1.0,
     ),
     families={
+        # CUTLASS 2, whose blocks end with their tile.
         "cutlass, warps": TiledConstants(
-            step_seconds=1.18e-07, staging=2.13, ramp_steps=1.15, store=33.5, port_reuse=1.25, dram_share=0.873,
-            start_seconds=8.47e-07, cold_seconds=6.67e-07, best_share=1.67, written=0.4, overlap=4.3,
-            limited_share=1.06, limit_seconds=3.96e-05, end_seconds=3.47e-06,
+            step_seconds=1.12e-07, staging=2.13, ramp_steps=0.959, store=31.9, port_reuse=1.21, dram_share=0.872,
+            start_seconds=1.55e-07, cold_seconds=6.57e-07, best_share=1.77, written=0.398, overlap=4.35,
+            limited_share=1.04, limit_seconds=3.74e-05, end_seconds=3.41e-06,
         ),
-        "cutlass, warp groups": TiledConstants(
-            step_seconds=5.93e-08, staging=8.83, ramp_steps=1.54, store=3.2, port_reuse=1.6, dram_share=0.943,
-            start_seconds=7.14e-08, cold_seconds=6e-07, best_share=1.11, written=0.179, overlap=2.1,
-            limited_share=1.07, limit_seconds=0.000221,
+        # CUTLASS 3, from Hopper on: bulk copies and blocks that stay.
+        "cutlass": _fed(
+            "bulk", is_persistent=True, store=4.66, best_share=0.936, start_seconds=1.01e-6, written=1.45,
+            staging=9.17, ramp_steps=0.233, port_reuse=5.5, overlap=1.87, dram_share=0.917, cold_seconds=3.24e-7,
         ),
-        "cutlass, unit pairs": TiledConstants(
-            step_seconds=3.38e-08, staging=6.56, ramp_steps=2.81, store=4.58, port_reuse=1.8, dram_share=0.894,
-            start_seconds=1.44e-06, cold_seconds=1e-06, best_share=1.53, written=0.823, overlap=5.24,
-            limited_share=1.43, limit_seconds=0.000812,
+        "deepgemm": _fed(
+            "bulk", is_persistent=True, store=0.755, best_share=0.756, start_seconds=4.81e-7, written=1.16,
+            staging=11.8, ramp_steps=4.49, port_reuse=2.54, overlap=1.54,
         ),
-        "deepgemm, warp groups": TiledConstants(
-            step_seconds=1.46e-07, staging=10.3, ramp_steps=0.95, store=0.638, port_reuse=0.75, dram_share=1.09,
-            start_seconds=6.48e-07, cold_seconds=3.99e-07, best_share=0.981, written=1.37, overlap=2.17,
-        ),
-        "deepgemm, unit pairs": TiledConstants(
-            step_seconds=2.9e-07, staging=7.71, ramp_steps=1.68, store=0.64, port_reuse=1.79, dram_share=1.09,
-            start_seconds=5.94e-07, cold_seconds=3e-07, best_share=0.922, written=2.65, overlap=2.42,
-            limited_share=1.29, limit_seconds=0.000442,
-        ),
-        "triton block": TiledConstants(
-            step_seconds=1.3e-07, staging=15, ramp_steps=0.795, store=3.66, port_reuse=1.85, dram_share=0.853,
-            start_seconds=7.66e-07, cold_seconds=3e-07, best_share=0.535, written=1.08, overlap=3.03,
-        ),
-        "cute fp4": TiledConstants(
-            step_seconds=1.51e-07, staging=7.02, ramp_steps=2.62, store=0.412, port_reuse=4.98, dram_share=0.813,
-            start_seconds=8.62e-07, cold_seconds=8.98e-07, best_share=0.701, written=0.712, overlap=1.84,
+        "triton block": _fed("warps", staging=62.3, best_share=0.871, written=1.09, overlap=2.57),
+        "cute fp4": _fed(
+            "bulk", store=0.708, best_share=1.04, start_seconds=5.68e-7, written=1.07, staging=76.3, ramp_steps=2.72,
+            port_reuse=2.12, overlap=1.63, dram_share=0.891,
         ),
     },
 )  # fmt: skip

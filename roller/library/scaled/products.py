@@ -29,6 +29,7 @@ from roller.library.scaled.families import CONSTANTS, ScaledConstants
 from roller.library.scaled.quantise import group_seconds, row_seconds, tensor_seconds
 from roller.library.scaled.tiled import MatrixRate, TiledTimes, Tiling, tiled_seconds
 from roller.library.scaled.tiles import (
+    BULK_WARPS_CAPABILITY,
     CUTE_FP4,
     DEEP_GEMM,
     DEPTH_BYTES,
@@ -208,8 +209,10 @@ class _Calls:
 
     def by_cutlass(self, quantise: Floats, kernels: int) -> ScaledTimes:
         """Products by CUTLASS, each with the tile of its rows and columns."""
-        tiles = cutlass_tiles(self.generation, self.device.compute_capability or (0, 0), self.m, self.n)
-        family = f"cutlass, {self.generation}"
+        capability = self.device.compute_capability or (0, 0)
+        tiles = cutlass_tiles(self.generation, capability, self.m, self.n)
+        is_bulk = self.generation != "warps" or capability >= BULK_WARPS_CAPABILITY
+        family = "cutlass" if is_bulk else "cutlass, warps"
         times = self._times(family, tiles, turns=WEIGHTS_IN_TURN)
         return ScaledTimes(
             quantise=quantise, product=times, host=np.zeros_like(self.m), family=[family] * len(self.m),
@@ -248,11 +251,12 @@ class _Calls:
             deep = hosts[name] + np.where((self.m % 4 == 0), 0.0, self.constants.host_pad_seconds)
         else:
             deep = np.where(self.m < _FLASHINFER_ROWS, hosts["flashinfer block"], hosts[name])
-        return self.by_best(name, DEEP_GEMM[self.generation], quantise, np.where(is_deep, deep, hosts["cutlass block"]))
+        host = np.where(is_deep, deep, hosts["cutlass block"])
+        return self.by_best("deepgemm", DEEP_GEMM[self.generation], quantise, host)
 
     def microscaled(self, quantise: Floats) -> ScaledTimes:
         """Scales of 32 elements, by DeepGEMM's kernels, whose scales the units apply likewise: none was measured."""
-        name = f"deepgemm, {self.generation}" if self.generation != "warps" else "triton block"
+        name = "deepgemm" if self.generation != "warps" else "triton block"
         return self.by_best(name, DEEP_GEMM[self.generation], quantise, np.zeros_like(self.m))
 
     def _times(self, family: str, tiles: Tiles, turns: int) -> TiledTimes:

@@ -13,7 +13,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from roller.library.arrays import Floats
 from roller.library.scaled.families import QuantiseConstants
-from roller.library.scaled.tiled import kept_share
+from roller.library.scaled.tiled import GAP_SECONDS, kept_share
 
 #: Elements of a row that a block takes at once.
 ROUND_ELEMENTS = 2048
@@ -45,4 +45,4 @@ def _with_memory(cycles: Floats, moved: Floats, device: DeviceSpec, constants: Q
     """Seconds of a kernel, the gap before it included, whose arithmetic and traffic overlap."""
     missed = moved * (1 - kept_share(moved, device))
     memory = missed / (constants.dram_share * device.dram.bandwidth_bytes_per_second)
-    return np.asarray(device.launch_overhead_seconds + np.cbrt((cycles / device.clocks.boost_hz) ** 3 + memory**3))
+    return np.asarray(GAP_SECONDS + np.cbrt((cycles / device.clocks.boost_hz) ** 3 + memory**3))

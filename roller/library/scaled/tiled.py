@@ -34,6 +34,10 @@ BAND_TILES, AGAIN_OVERLAP = 4.7, 1.42
 #: Bytes that a block has under way to DRAM, and how long one of them takes under load, seconds.
 UNDER_WAY_BYTES, LATENCY_SECONDS = 65_536, 4e-7
 
+#: Between two kernels of a CUDA graph without programmatic dependent launch, on any board: what the front end takes.
+#: The smallest products of cuBLAS, which give :attr:`DeviceSpec.launch_overhead_seconds`, start before those ahead end.
+GAP_SECONDS = 1.7e-6
+
 #: More times than L2 that data fill than which nothing changes; a bound for powers.
 _MANY = 1e6
 
@@ -57,6 +61,8 @@ class TiledConstants:
         limited_share: of the matrix rate that the power limit leaves the board's long products.
         limit_seconds: length of a call at which the clock has fallen half of the way.
         end_seconds: of a tile whose few warps each walk part of k and add at the end (CUTLASS 2).
+        l2_share: of the board's L2 rate that all units draw together; infinity where tiles are large enough not to ask.
+        is_persistent: whether blocks stay on their units and store a tile's result while they multiply the next.
     """
 
     step_seconds: float
@@ -73,6 +79,8 @@ class TiledConstants:
     limited_share: float = 1.237
     limit_seconds: float = 4.5e-4
     end_seconds: float = 0.0
+    l2_share: float = np.inf
+    is_persistent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,7 +180,7 @@ class _Kernel:
         limited = self.rate.limited or np.inf
         slower = max(0.0, c.best_share * self.rate.best / (limited * c.limited_share) - 1)
         busy = busy * (1 + slower * busy / (busy + c.limit_seconds) * (compute / np.maximum(busy, 1e-12)) ** 2)
-        started = self.device.launch_overhead_seconds + c.start_seconds + c.cold_seconds * self._cold_share
+        started = GAP_SECONDS + c.start_seconds + c.cold_seconds * self._cold_share
         shape = np.broadcast_shapes(np.shape(busy), np.shape(tiling.m))
         return TiledTimes(
             seconds=np.broadcast_to(busy + started, shape), compute=np.broadcast_to(compute, shape),
@@ -189,6 +197,10 @@ class _Kernel:
             each = np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
             return np.asarray(each * (self._waves * self._steps + c.ramp_steps) + np.ceil(self._waves) * self._end)
         alone = np.maximum(1.0, self._waves / tiling.resident) * c.step_seconds * tiling.depth_bytes / 128
+        if c.is_persistent:
+            ramp = c.ramp_steps * np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
+            walked = np.maximum(self._waves * step, alone) * self._steps
+            return np.asarray(np.maximum(walked, self._waves * self._end) + ramp + self._end)
         return np.asarray(
             np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps) + self._waves * self._end
         )
@@ -210,9 +222,11 @@ class _Kernel:
         return np.maximum(once / self._dram_rate, cold * LATENCY_SECONDS / np.maximum(under_way, 1.0))
 
     def _l2_seconds(self) -> Floats:
-        tiling = self.tiling
+        """Seconds of the busiest unit's port, or of L2 itself where all tiles ask it for more."""
+        c, tiling, cache = self.constants, self.tiling, self.device.l2
         read = (np.minimum(tiling.tile_m, tiling.rows) + tiling.tile_n) * tiling.depth_bytes * self._steps
-        return np.asarray(self._waves * read / (self.constants.port_reuse * self._port))
+        together = 0.0 if cache is None else tiling.blocks * read / (c.l2_share * cache.bandwidth_bytes_per_second)
+        return np.maximum(self._waves * read / (c.port_reuse * self._port), together)
 
     def _again_bytes(self) -> Floats:
         """Bytes of activations that bands of tiles read again from DRAM."""

@@ -70,7 +70,10 @@ _CUTLASS: dict[Generation, tuple[_Row, ...]] = {
     ),
 }  # fmt: skip
 
-#: CUTLASS for ``mma.sync`` with bulk copies, from sm_120 on.
+#: First boards whose CUTLASS kernels feed single warps by bulk copies.
+BULK_WARPS_CAPABILITY = (12, 0)
+
+#: CUTLASS for ``mma.sync`` with bulk copies.
 _CUTLASS_BULK_WARPS: tuple[_Row, ...] = (
     (16, _ANY, 16, 64, 128, 1, 1), (32, _ANY, 32, 64, 128, 1, 1), (256, _ANY, 64, 64, 128, 1, 1),
     (_ANY, _ANY, 128, 128, 128, 1, 1),
@@ -94,7 +97,7 @@ DEPTH_BYTES = 128
 
 def cutlass_tiles(generation: Generation, capability: tuple[int, int], m: Floats, n: Floats) -> Tiles:
     """CUTLASS's tile for every call."""
-    bulk_warps = generation == "warps" and capability >= (12, 0)
+    bulk_warps = generation == "warps" and capability >= BULK_WARPS_CAPABILITY
     table = _CUTLASS_BULK_WARPS if bulk_warps else _CUTLASS[generation]
     # Tables by powers of two say so of columns only.
     rows, columns = np.asarray(m, np.float64), np.asarray(n, np.float64)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codegen.gpu.source.text import opencl_source
-from codegen.tir.values import affine, constant, identity
+from codegen.tir.values import BFLOAT16_BITS, affine, constant, identity, stored_constant
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import AffineIndex
@@ -82,9 +82,27 @@ def test_constants_keep_all_their_digits() -> None:
     assert "1.234568e-01" in text
 
 
-def test_infinities_are_the_largest_finite_numbers() -> None:
-    assert float(constant(math.inf, "float32").value) == np.finfo(np.float32).max
-    assert float(constant(-math.inf, "float16").value) == -65504
+def test_infinities_are_infinite_and_of_integers_their_extremes() -> None:
+    assert float(constant(math.inf, "float32").value) == math.inf
+    assert float(constant(-math.inf, "float16").value) == -math.inf
+    assert int(constant(-math.inf, "int8").value) == -128
+    assert int(stored_constant(-math.inf, BFLOAT16_BITS).value) == 0xFF80
+
+
+@pytest.mark.usefixtures("opencl", "emulator")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("engine", ["emulator", "opencl"])
+def test_functions_of_infinities_are_theirs(dtype: str, engine: str) -> None:
+    text = "Y[i] = max(s, log(abs(X[i + s - 1 | pad=-inf])))"
+    form = kernel_form(
+        operator_from_data({"expr": text, "sizes": {"i": 40, "s": 2}, "shapes": {"X": [40]}, "dtype": dtype})
+    )
+    schedule = TileSchedule(block=sizes({"i": 32}), thread=sizes({"i": 1}), step=sizes({"s": 2}))
+    check = verify(form, schedule, engine=engine)
+    assert check.passed, check.reason
+
+
+def test_identities_are_finite() -> None:
     assert float(identity("max", "float32").value) == -np.finfo(np.float32).max
     assert float(identity("min", "float64").value) == np.finfo(np.float64).max
     assert float(identity("prod", "float32").value) == 1.0

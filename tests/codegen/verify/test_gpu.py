@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from codegen.gpu import sources
+from codegen.target import Target
 from codegen.tolerance import relative_error
 from codegen.verify import gpu as module
 from codegen.verify.gpu import verify
@@ -194,6 +195,29 @@ def test_the_cuda_text_itself_can_be_run(operator: dict[str, Any], device: str) 
     form = form_of(**operator)
     check = verify(form, construct(form, load_device(device)).programs[0].schedule, engine="emulator")
     assert (check.passed, check.method, check.reason) == (True, "cuda, emulated", "")
+
+
+@pytest.mark.usefixtures("emulator")
+def test_dynamic_shared_memory_holds_tiles_that_fill_no_whole_alignment() -> None:
+    text = "Y[i, j] = X[i + 2*j, i - 1 | pad=0] + X[130 - i + 2*j, 129 - i | pad=0]"
+    form = form_of(expr=text, sizes={"i": 131, "j": 63}, shapes={"X": [255, 129]})
+    schedule = TileSchedule(
+        block=sizes({"i": 64, "j": 64}), thread=sizes({"i": 4, "j": 1}), cached=("X",), padding=sizes({"X": 1})
+    )
+    assert (64 + 2 * 63) * (64 + 1) * 4 % 64
+    check = verify(form, schedule, engine="emulator", target=Target.of(load_device("b200")))
+    assert check.passed, check.reason
+
+
+@pytest.mark.usefixtures("emulator")
+def test_two_threads_along_an_axis_read_diagonals_where_they_are() -> None:
+    text = "Y[i, j] = T[i - j + 6] - X[i, i + j - 1 | pad=1]"
+    form = form_of(expr=text, sizes={"i": 15, "j": 7}, shapes={"T": [21], "X": [14, 19]})
+    schedule = TileSchedule(
+        block=sizes({"i": 15, "j": 8}), thread=sizes({"i": 1, "j": 1}), vthreads=sizes({"i": 1, "j": 4})
+    )
+    check = verify(form, schedule, engine="emulator")
+    assert check.passed, check.reason
 
 
 def emulated(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], **more: Any) -> Verification:

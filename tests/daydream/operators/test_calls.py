@@ -182,6 +182,15 @@ def test_experts_share_the_tokens():
     assert work.flops == 2 * 512 * 64 * 128 and work.assumed
 
 
+def test_experts_are_one_kernel_where_pytorch_has_it():
+    left, right = tensor(4096, 2048, dtype="c10::BFloat16"), tensor(64, 2048, 1024, dtype="c10::BFloat16")
+    operator = call("_grouped_mm", left, right, tensor(64, dtype="int"), outputs=[tensor(4096, 1024)])
+    (hopper,), (older,) = (operator_prices([operator], load_device(name)) for name in ("h100", "a100"))
+    assert len(hopper.kernels) == 1
+    assert hopper.seconds > 64 * 2048 * 1024 * 2 / 3.35e12, "the weights of all experts are read"
+    assert len(older.kernels) == 64
+
+
 def test_what_no_rule_knows_costs_its_bytes_and_says_so():
     x = tensor(1024, 1024)
     operator = call("_some_new_operator", x, outputs=[x])

@@ -95,6 +95,28 @@ class TestOnThisProcessor:
         assert difference(model.norm.running_mean, other.norm.running_mean) < 1e-5
         assert model.norm.num_batches_tracked == 3
 
+    @pytest.mark.parametrize("fallback", ["eager", "inductor"])
+    def test_images_leave_the_graph_in_the_order_that_pytorch_gives_them(self, tmp_path: Path, fallback: str) -> None:
+        class Shuffled(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = torch.nn.Conv2d(4, 8, 3, groups=2), torch.nn.Conv2d(8, 8, 1)
+                self.grouped = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+            def forward(self, images: Any) -> Any:
+                features = torch.relu(self.first(images))
+                features = features.unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
+                features = self.second(torch.nn.functional.max_pool2d(features, 2))
+                return features, self.grouped(features).flatten(1), features.mean((2, 3), keepdim=True) * features
+
+        model, images = Shuffled().eval(), torch.randn(2, 4, 12, 10)
+        with torch.no_grad():
+            expected = model(images)
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path) | {"fallback": fallback}))
+            for result, right in zip(compiled(images), expected, strict=True):
+                assert difference(result, right) < 1e-5
+                assert result.stride() == right.stride()
+
     def test_weights_that_inductor_would_pack_are_ours_first(self, tmp_path: Path) -> None:
         model, rows = torch.nn.Linear(64, 96).eval(), torch.randn(32, 64)
         decisions: list[Any] = []
@@ -182,17 +204,51 @@ class TestOnThisProcessor:
         assert str(explanation).splitlines()[-1].startswith("2 of 2 sums of products in 1 graphs, ")
 
 
+class Feedforward(torch.nn.Module):
+    """A normalised feed-forward layer with a gate and a residual, as transformers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm = torch.nn.LayerNorm(24)
+        self.up, self.gate, self.down = torch.nn.Linear(24, 40), torch.nn.Linear(24, 40), torch.nn.Linear(40, 24)
+
+    def forward(self, tokens: Any) -> Any:
+        rows = self.norm(tokens)
+        return tokens + self.down(torch.nn.functional.silu(self.gate(rows)) * self.up(rows))
+
+
+class Separable(torch.nn.Module):
+    """A depthwise and a point-wise convolution, and a product of every two rows of their result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.deep = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8)
+        self.point = torch.nn.Conv2d(8, 16, 1)
+
+    def forward(self, images: Any) -> Any:
+        rows = torch.nn.functional.hardswish(self.point(torch.relu(self.deep(images)))).flatten(2)
+        return (rows @ rows.transpose(1, 2)) * 0.25
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("device_compiler", "emulator")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_kernels_of_a_gpu_run_emulated(tmp_path: Path, dtype: Any) -> None:
-    model, images = Small().eval().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+@pytest.mark.parametrize(
+    ("network", "shape", "products"),
+    [(Small, (2, 3, 8, 8), 3), (Feedforward, (2, 6, 24), 3), (Separable, (2, 8, 8, 8), 3)],
+)
+def test_kernels_of_a_gpu_run_emulated(
+    tmp_path: Path, network: Any, shape: tuple[int, ...], products: int, dtype: Any
+) -> None:
+    model, inputs = network().eval().to(dtype), torch.randn(shape, dtype=dtype)
     chosen = roller.backend(device="v100", cache=tmp_path, jobs=1, fallback="eager", competes=False, emulate=True)
     decisions: list[Any] = []
     chosen.listeners.append(decisions.extend)
     with torch.no_grad():
-        assert difference(torch.compile(model, backend=chosen)(images), model(images)) < 1e-2
-    assert [decision.reason for decision in decisions] == ["", "", ""]
+        assert difference(torch.compile(model, backend=chosen)(inputs), model(inputs)) < 1e-2
+    assert [decision.reason for decision in decisions] == [""] * products
 
 
 def test_the_backend_is_registered_by_its_name() -> None:

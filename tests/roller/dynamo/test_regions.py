@@ -13,7 +13,9 @@ from tests.roller.dynamo.graphs import graph_of
 
 torch = pytest.importorskip("torch")
 
-from roller.dynamo.regions import Region, regions_of  # noqa: E402  (behind the skip without PyTorch)
+from roller.dynamo.convolutions import writes_last_channels  # noqa: E402  (behind the skip without PyTorch)
+from roller.dynamo.orders import LAST, in_memory, refresh  # noqa: E402
+from roller.dynamo.regions import Region, regions_of  # noqa: E402
 
 F = torch.nn.functional
 
@@ -43,14 +45,44 @@ def assert_equal(function: Callable[..., Any], *inputs: Any, count: int = 1) -> 
     recorder = Recorder(module)
     recorder.run(*(tensor.double() for tensor in inputs))
     for region in found:
-        arrays = {
-            tensor.name: recorder.values[node].numpy().reshape(tensor.shape)
-            for tensor, node in zip(region.expr.inputs, region.operands, strict=True)
-        }
-        expected = recorder.values[region.result].numpy()
-        value = evaluate(region.expr, arrays).reshape(expected.shape)
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+        assert_computes(region, recorder)
     return found
+
+
+def assert_computes(region: Region, recorder: Recorder) -> None:
+    """The operator of a region gives what PyTorch does, element by element in memory."""
+    arrays = {
+        tensor.name: operand.elements(recorder.values[operand.node]).numpy().reshape(tensor.shape)
+        for tensor, operand in zip(region.expr.inputs, region.operands, strict=True)
+    }
+    expected = in_memory(recorder.values[region.result].contiguous(memory_format=region.memory_format)).numpy()
+    value = evaluate(region.expr, arrays).reshape(expected.shape)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def assert_all_orders_equal(function: Callable[..., Any], data: Any, *constants: Any, lanes: int = 4) -> Region:
+    """The one region of a function whose other inputs never change, in every order of those."""
+    module = graph_of(function, data, *constants)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for number, (node, tensor) in enumerate(zip(placeholders[1:], constants, strict=True)):
+        module.register_buffer(f"constant_{number}", tensor.double())
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(f"constant_{number}")
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        module.graph.erase_node(node)
+    module.recompile()
+
+    def with_last_channels(node: Any, value: Any) -> Any:
+        return value.contiguous(memory_format=LAST) if writes_last_channels(node, lanes) else value
+
+    refresh(module.graph, adjust=with_last_channels)
+    (region,) = [each for each in regions_of(module.graph, lanes) if isinstance(each, Region)]
+    recorder = Recorder(module)
+    recorder.run(data.double())
+    for each in (region, *region.others):
+        assert_computes(each, recorder)
+    return region
 
 
 def random(*shape: int) -> Any:
@@ -102,7 +134,58 @@ def test_a_linear_function_of_three_dimensions_reads_its_residual_in_that_shape(
 
 def test_weights_that_change_are_read_where_they_lie() -> None:
     (region,) = assert_equal(lambda x, w: x @ w.t(), random(5, 8), random(7, 8))
-    assert [node.op for node in region.operands] == ["placeholder", "placeholder"]
+    assert [operand.node.op for operand in region.operands] == ["placeholder", "placeholder"]
+
+
+def test_weights_that_never_change_lie_in_panels() -> None:
+    region = assert_all_orders_equal(lambda x, w, b: F.gelu(F.linear(x, w, b)), random(5, 6), random(24, 6), random(24))
+    widths = [dict(other.anchor.sizes)["n"] for other in region.others]
+    assert widths == [4, 8, 12]
+    assert [other.operands[1].packing.extents for other in region.others] == [(6, 4, 6), (3, 8, 6), (2, 12, 6)]
+    assert_all_orders_equal(lambda x, w: x @ w, random(5, 6), random(6, 24))
+
+
+@pytest.mark.parametrize("images", [random(2, 6, 9, 8), random(2, 6, 9, 8).contiguous(memory_format=LAST)])
+@pytest.mark.parametrize(
+    ("window", "more", "others"),
+    [
+        (3, {"padding": 1}, 1),
+        (3, {"stride": 2, "dilation": 2, "padding": 2}, 1),
+        (1, {}, 1),
+        (1, {"stride": 2}, 1),
+        (1, {"padding": 1}, 1),
+        (3, {"groups": 2}, 0),
+        (3, {"groups": 6, "padding": 1}, 0),
+        (1, {"groups": 6}, 0),
+    ],
+)
+def test_convolutions_of_constant_weights_write_channels_last(
+    images: Any, window: int, more: dict[str, int], others: int
+) -> None:
+    groups = more.get("groups", 1)
+    filters = 6 if groups == 6 else 8
+    region = assert_all_orders_equal(
+        lambda x, w, b: torch.relu(F.conv2d(x, w, b, **more)),
+        images, random(filters, 6 // groups, window, window), random(filters),
+    )  # fmt: skip
+    assert region.memory_format is LAST
+    assert len(region.others) == others
+
+
+def test_what_is_added_to_images_with_channels_last_is_read_in_their_order() -> None:
+    residual, gate = random(2, 8, 9, 8), random(2, 8, 1, 1)
+    region = assert_all_orders_equal(
+        lambda x, w, r, g: F.conv2d(x, w) * g + r, IMAGE, random(8, 6, 1, 1), residual, gate
+    )
+    assert region.functions == "convolution mul add"
+    assert {operand.memory_format for operand in region.operands} == {LAST, torch.contiguous_format}
+
+
+def test_images_with_channels_last_leave_before_another_shape() -> None:
+    region = assert_all_orders_equal(
+        lambda x, w: torch.relu(F.conv2d(x, w).flatten(2)).transpose(1, 2), IMAGE, random(8, 6, 3, 3)
+    )
+    assert region.functions == "convolution"
 
 
 def test_batched_products_with_a_scale_and_a_mask_for_all_heads() -> None:

@@ -12,6 +12,9 @@ from sokoban.language.operators import operator_from_data
 
 SCALED = {"op": "scaled_matmul", "m": 64, "n": 128, "k": 256}
 EXPERTS = {"op": "experts", "tokens": 64, "hidden": 128, "intermediate": 64, "experts": 8, "top_k": 2}
+NET = {"op": "delta_net", "batch": 2, "tokens": 64, "key_heads": 4, "value_heads": 8}
+MAMBA = {"op": "mamba2", "batch": 2, "tokens": 64, "heads": 8}
+LATENT = {"op": "latent_attention", "batch": 2, "tokens": 64, "heads": 8}
 
 
 def test_layers_have_names_of_their_sizes() -> None:
@@ -20,6 +23,11 @@ def test_layers_have_names_of_their_sizes() -> None:
     assert grouped.stem == "grouped_matmul_3x4x8_2groups_bfloat16"
     divided = layer_from_data({**EXPERTS, "expert_parallel": 4, "tensor_parallel": 2})
     assert divided.stem == "experts_64x128x64_2of8_ep4_tp2_bfloat16"
+    assert layer_from_data(NET).stem == "delta_net_2x64_4to8heads"
+    scan = layer_from_data({**MAMBA, "tokens": 1, "part": "rule", "phase": "decode"})
+    assert scan.stem == "mamba2_2x1_8heads64x128_rule_decode"
+    narrow = layer_from_data({**LATENT, "context": 3, "cache": "fp8", "precision": "nvfp4"})
+    assert narrow.stem == "latent_attention_2x64+3_8heads_nvfp4_fp8cache"
 
 
 def test_other_values_are_no_layers() -> None:
@@ -39,6 +47,14 @@ def test_other_values_are_no_layers() -> None:
         ({"op": "grouped_matmul", "n": 4, "k": 8}, "sizes: is missing; give the rows of every group"),
         ({"op": "grouped_matmul", "n": 4, "k": 8, "sizes": [0, 0]}, "sizes: got a negative one, or no rows"),
         ({"op": "grouped_matmul", "n": 4, "k": 8, "sizes": [1], "m": 1}, "sizes: stand next to m and groups"),
+        ({**NET, "value_heads": 6}, "value_heads: got 6 for 4 heads of keys; every head of keys serves as many"),
+        ({**NET, "phase": "decode"}, "tokens: got 64 while decoding; a sequence gets one token at a time: write 1"),
+        ({**NET, "phase": "train"}, "phase: there is none called 'train'; use one of prefill and decode"),
+        ({**MAMBA, "part": "conv"}, "part: there is none called 'conv'; use one of both, convolution and rule"),
+        ({**MAMBA, "groups": 3}, "groups: got 3 for 8 heads; groups have as many heads each"),
+        ({**LATENT, "context": -1}, "context: got -1, expected 0 or more; write a size"),
+        ({**LATENT, "cache": "int8"}, "cache: there is no 'int8'; use one of bfloat16 and fp8"),
+        ({**LATENT, "precision": "int4-weights"}, "precision: there is no 'int4-weights'; use one of bfloat16"),
     ],
 )
 def test_wrong_layers_are_refused(data: dict[str, Any], message: str) -> None:

@@ -70,6 +70,14 @@ OPERATORS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "column_axis_first": (
         {"expr": "C[n,m] = sum(k, A[m,k] * B[k,n])", "sizes": {"m": 40, "n": 72, "k": 72}}, 64, 64, 3
     ),
+    "operands_longer_than_the_output": (
+        {
+            "expr": "C[m,n] = sum(k, A[m,k] * B[k,n])",
+            "sizes": {"m": 70, "n": 72, "k": 72},
+            "shapes": {"A": [90, 72], "B": [72, 96]},
+        },
+        64, 64, 3,
+    ),
 }  # fmt: skip
 
 

@@ -59,7 +59,6 @@ def functions(dtype: str) -> dict[str, Callable[[Any], Any]]:
         "erf": lambda x: tirx.erf(x),
         "tanh": lambda x: tirx.tanh(x),
         "power": lambda x: tirx.power(x, x),
-        "infinity": lambda x: tirx.Max(x, tirx.infinity(dtype)),
         "cast": lambda x: tirx.exp(x.astype("float32")).astype(dtype),
     }
 
@@ -68,7 +67,6 @@ def functions(dtype: str) -> dict[str, Callable[[Any], Any]]:
     ("dtype", "lanes", "name"),
     [
         ("float32", 4, "relu"),
-        ("float32", 1, "infinity"),
         ("float16", 1, "erf"),
         ("float16", 2, "clip"),
         ("float16", 4, "relu"),
