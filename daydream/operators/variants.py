@@ -29,10 +29,10 @@ CAPTURED = {
 #: Names of ``--precision``: 16 bits, and those of narrow linear layers.
 PRECISIONS = ("16-bit", *SCALED_PRECISIONS)
 
-#: Numbers of grouped products by ``--precision``; MXFP8's blocks cost what those of 128 do.
+#: Numbers of grouped products by ``--precision``; matrix units scale MXFP8's blocks themselves.
 _GROUPED = {
-    "fp8-tensorwise": "fp8-tensorwise", "fp8-rowwise": "fp8-tensorwise", "fp8-block": "fp8-block", "mxfp8": "fp8-block",
-    "nvfp4": "nvfp4",
+    "fp8-tensorwise": "fp8-tensorwise", "fp8-rowwise": "fp8-tensorwise", "fp8-block": "fp8-block",
+    "mxfp8": "fp8-tensorwise", "nvfp4": "nvfp4",
 }  # fmt: skip
 
 #: Multiple that rows and columns of narrow operands must be.
@@ -110,7 +110,7 @@ def _narrow_groups(part: WorkPart, precision: str) -> WorkPart:
         return part
     rows, groups = data["m"] * data["b"], data["b"]
     sizes = {"m": rows, "groups": groups, "n": data["n"], "k": data["k"], "precision": numbers}
-    return replace(part, data={"op": "grouped_matmul", **sizes})
+    return replace(part, data={"op": "grouped_matmul", **sizes}, variant="")
 
 
 def _narrowed(part: WorkPart, precision: str) -> WorkPart:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -57,8 +58,11 @@ def divided(units: Units, ranks: int) -> Units:
             raise InputError("--expert", f"{ranks} ranks do not divide {count} experts", "write a number that does")
     shapes = {shape for each in dims if len(each) == 3 for shape in (each, (each[0], each[2], each[1]))}
 
-    def part(tensor: RecordedTensor) -> RecordedTensor:
-        if tensor.dims not in shapes:
+    # Where the rows of every expert end: what says how many there are, where no stack does.
+    ends = {(count,) for count in counts}
+
+    def part(tensor: RecordedTensor, *, is_grouped: bool) -> RecordedTensor:
+        if tensor.dims not in shapes and not (is_grouped and tensor.dims in ends):
             return tensor
         return replace(tensor, dims=(tensor.dims[0] // ranks, *tensor.dims[1:]))
 
@@ -80,7 +84,7 @@ def divided(units: Units, ranks: int) -> Units:
         if number in smaller or (each.kind == "optimizer" and each.bytes in state_bytes) else each
         for number, each in enumerate(capture.storages)
     )  # fmt: skip
-    operators = tuple(_with_part(each, part) for each in capture.operators)
+    operators = tuple(_with_part(each, partial(part, is_grouped=each.name == GROUPED)) for each in capture.operators)
     assumed = (*capture.assumed, f"each of {ranks} ranks holds {min(counts) // ranks} experts of every layer")
     changed = replace(capture, operators=operators, parameters=parameters, storages=records, assumed=assumed)
     return replace(units, capture=changed, experts=frozenset(storages))

@@ -331,10 +331,11 @@ class _Stage:
             self._reduce([unit], self._name(unit), done)
             return
         self.filling = self.filling.plus(self.costs.gradient_bytes(unit))
-        while self.filling.total >= self.costs.layout.bucket_bytes:
+        count = int(self.filling.total // self.costs.layout.bucket_bytes)
+        if count:
             bucket = self.filling.times(self.costs.layout.bucket_bytes / self.filling.total)
-            self._all_reduce(bucket, done)
-            self.filling = self.filling.plus(bucket.times(-1.0))
+            self._all_reduce(bucket, done, count)
+            self.filling = self.filling.plus(bucket.times(-float(count)))
 
     def _flush(self, done: int) -> None:
         if self.filling.total:
@@ -349,21 +350,28 @@ class _Stage:
     def _sum(bytes_of: Callable[[int], Sizes], members: Sequence[int]) -> Sizes:
         return reduce(Sizes.plus, map(bytes_of, members), Sizes())
 
-    def _all_reduce(self, size: Sizes, done: int) -> None:
+    def _all_reduce(self, size: Sizes, done: int, count: int = 1) -> None:
         collective = "reduce_scatter" if self.costs.layout.shard != "none" else "all_reduce"
-        self._exchange_task(collective, f"{collective.replace('_', '-')} of gradients", size, done)
+        self._exchange_task(collective, f"{collective.replace('_', '-')} of gradients", size, done, count)
 
     def _reduce(self, members: Sequence[int], name: str, done: int) -> None:
         size = self._sum(self.costs.gradient_bytes, members)
         self._exchange_task("reduce_scatter", f"reduce-scatter {name}", size, done)
 
-    def _exchange_task(self, collective: str, name: str, size: Sizes, done: int) -> None:
+    def _exchange_task(self, collective: str, name: str, size: Sizes, done: int, count: int = 1) -> None:
+        """An exchange of gradients, or several equal ones one after the other."""
         if not size.total:
             return
-        seconds = self.costs.exchange(collective, size)
+        seconds = count * self.costs.exchange(collective, size)
         thread = self.build_.stream(self.stage, 2)
         row = self.build_.add(
-            name, thread, seconds, kind=TaskKind.COMMUNICATION, phase=Phase.BACKWARD, size=size.total, after=[done]
+            name,
+            thread,
+            seconds,
+            kind=TaskKind.COMMUNICATION,
+            phase=Phase.BACKWARD,
+            size=count * size.total,
+            after=[done],
         )
         self.exchanged.append(row)
 

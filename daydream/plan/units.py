@@ -124,11 +124,17 @@ class Units:
         if blocks and (len(blocks) != count or sum(blocks) != len(self.blocks)):
             problem = f"{len(blocks)} parts of {sum(blocks)} blocks, but {count} parts share {len(self.blocks)}"
             raise InputError("--stages", problem, "write the blocks of every part, chunk after chunk")
-        if count > max(len(self.blocks), 1):
+        bare = count - len(self.blocks)
+        if bare > (2 if self.blocks else 1):
             problem = f"{count} parts of a pipeline, but the model repeats {len(self.blocks)} blocks"
             raise InputError("--pipeline", problem, "divide it less")
         inner = np.arange(1, self.count - 1)
-        parts = np.split(inner, np.cumsum(blocks)[:-1]) if blocks else np.array_split(inner, count)
+        # One part more than blocks is what lies behind them, two more are what lies around them.
+        first, last = int(bare == 2 and bool(self.blocks)), int(bare > 0 and bool(self.blocks))
+        if blocks:
+            parts = np.split(inner, np.cumsum(blocks)[:-1])
+        else:
+            parts = [inner[:0]] * first + np.array_split(inner, count - first - last) + [inner[:0]] * last
         runs = [list(map(int, run)) for run in parts]
         runs[0].insert(0, 0)
         runs[-1].append(self.count - 1)

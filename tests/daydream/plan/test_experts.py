@@ -82,6 +82,7 @@ def test_a_rank_holds_its_part_of_every_stack(units: Any) -> None:
     assert {each.inputs.tensors[1].dims[0] for each in grouped if len(each.inputs.tensors[1].dims) == 3} == {
         EXPERTS // 4
     }
+    assert {each.inputs.tensors[2].dims for each in grouped} == {(EXPERTS // 4,)}
     assert divided(units, 1) is units
 
 

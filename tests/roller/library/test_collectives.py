@@ -159,7 +159,7 @@ def test_a_node_must_have_the_board() -> None:
     with pytest.raises(InputError, match="node: dgx-a100 holds a100-sxm-80gb and a100-sxm-40gb, not h100-sxm-80gb"):
         node_for(load_device("h100"), "dgx-a100")
     with pytest.raises(InputError, match="node: k80 has no usual node; name one with --node"):
-        node_for(load_device("t4"))
+        node_for(load_device("k80"))
 
 
 # As operators
