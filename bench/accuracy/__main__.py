@@ -18,8 +18,8 @@ from hal.support.errors import InputError
 #: Tables by the room that makes them: modules with a function ``table(data: Path, out: Path)``, or another module and
 #: function, which returns tables of rich and may write pictures to ``out``. They are printed in this order.
 ROOMS = {
-    "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps",
-    "networks": "steps", "plans": "steps", "jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
+    "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "networks": "steps",
+    "plans": "steps", "jobs": "steps", "option_jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
     "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "serving": "library",
     "training_kernels": "library", "own_products": "kernels", "own_attention": "kernels", "thesis": "kernels",
     "today": "library", "narrow_jobs": "steps.jobs:narrow",

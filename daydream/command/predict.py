@@ -60,6 +60,12 @@ STEP_OPTIONS = (
         help="Of linear layers within the repeated blocks; all else keeps the step's type.",
     ),
     click.option(
+        "--lora",
+        default="",
+        metavar="rank=N[,modules=NAME,...]",
+        help="Train low-rank adapters of linear layers alone; without modules of all in the repeated blocks.",
+    ),
+    click.option(
         "--tf32/--no-tf32", "tf32", default=True, help="Convolutions of float32 may round to TF32: PyTorch's default."
     ),
     click.option(
@@ -96,7 +102,11 @@ def _options(command: Any) -> Any:
         ),
         click.option("--channels-last/--no-channels-last", default=False, help="Images and weights as NHWC."),
         click.option(
-            "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+            "--checkpoint",
+            default="none",
+            show_default=True,
+            metavar="none|full|selective|attention|MODULE",
+            help="Recomputed.",
         ),
         *STEP_OPTIONS,
         click.option(

@@ -98,6 +98,10 @@ def _column_major(tensor: RecordedTensor) -> bool:
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
 
 
+#: What is supposed of grouped products.
+EVEN = "tokens spread evenly over experts"
+
+
 def grouped_product(call: Call) -> Work | str:
     """The work of ``_grouped_mm``, a product per expert: rows, or summands, are taken to be spread evenly over them."""
     a, b = call.inputs.tensor(0), call.inputs.tensor(1)
@@ -120,8 +124,7 @@ def grouped_product(call: Call) -> Work | str:
     part = WorkPart(data, variant=GROUPED)
     total = moved_bytes(call.inputs, call.outputs)
     flops = 2.0 * experts * m * n * k
-    assumed = "tokens spread evenly over experts"
-    return Work(kind="matrix product", parts=(part,), flops=flops, bytes=total, dtype=dtype, assumed=assumed)
+    return Work(kind="matrix product", parts=(part,), flops=flops, bytes=total, dtype=dtype, assumed=EVEN)
 
 
 # Recurrent layers

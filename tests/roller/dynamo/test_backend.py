@@ -130,6 +130,7 @@ class TestOnThisProcessor:
 
     def test_the_library_keeps_what_it_does_faster(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("roller.dynamo.kernels.KernelShelf._compile", None)
+        monkeypatch.setitem(rewriting.PACKED_SHARES, "matmul", 2.0)
         model, rows = torch.nn.Linear(512, 512).eval(), torch.randn(256, 512)
         decisions: list[Any] = []
         chosen = roller.backend(**options(tmp_path, competes=True))
