@@ -111,13 +111,12 @@ lint: $(STAMP)
 bench: $(STAMP) opencl
 	@$(VENV)/bin/pytest -q bench/ --benchmark-columns=min,median,max,rounds --benchmark-time-unit=ms --benchmark-sort=name
 
-## bench-cpu: our kernels against OpenBLAS, oneDNN and MetaSchedule's schedules on this machine's cores; Daydream's loop
+## bench-cpu: our kernels against OpenBLAS, oneDNN and MetaSchedule's schedules on this machine's cores
 bench-cpu: $(STAMP)
 	@$(VENV)/bin/roller compile bench/cpu/cpu24.json --device cpu --top-k 50 --out out/cpu24
 	@$(VENV)/bin/roller profile out/cpu24 --top-k 10
 	@$(VENV)/bin/roller profile out/cpu24
 	@$(VENV)/bin/python -m bench.cpu
-	@$(VENV)/bin/python -m bench.daydream.cpu_loop
 
 ## suite: the thesis's 119 operators for a V100, in out/roller119
 suite: $(STAMP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ import click
 from daydream.command.diff import diff_command, schema_command
 from daydream.command.merge import merge_command
 from daydream.command.optimize import optimize_command
-from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
+from daydream.command.outputs import print_json, warn, write_html, write_timeline_file
 from daydream.command.place import place_command
 from daydream.command.plan import plan_command
 from daydream.command.predict import predict_command
+from daydream.command.recording import Recording, recording_options, rows_option
 from daydream.command.sweep import sweep_command
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
@@ -30,61 +31,14 @@ if TYPE_CHECKING:
     from daydream.report.timeline import Counter
     from daydream.whatif import AppliedPass
 
-#: As :data:`daydream.tasks.steps.STEPS_BY`, which takes NumPy to import.
-STEPS_BY = ("auto", "optimizer", "loader", "kernels", "none")
-
 
 @click.group("daydream", cls=Program, context_settings=CONTEXT)
 def main() -> None:
     """What-if questions on a training step, answered from one PyTorch-profiler trace."""
 
 
-def _trace_options(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
-    for option in (
-        click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout."),
-        click.option(
-            "--html",
-            type=click.Path(dir_okay=False, path_type=Path),
-            default=None,
-            help="Also write a report to open in a browser.",
-        ),
-        click.option(
-            "--out",
-            type=click.Path(dir_okay=False, path_type=Path),
-            default=None,
-            help="Also write the timeline (.json or .json.gz) to open in Perfetto beside the trace.",
-        ),
-        click.option(
-            "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
-        ),
-        click.option(
-            "--steps-by",
-            type=click.Choice(STEPS_BY),
-            default="auto",
-            show_default=True,
-            help="What tells the steps of a trace without ProfilerStep; auto: the first of these that repeats.",
-        ),
-        click.option(
-            "--execution-trace",
-            "execution",
-            type=click.Path(dir_okay=False, path_type=Path),
-            default=None,
-            help="PyTorch's execution trace (Chakra) of the same run: sizes of operators that TRACE lacks.",
-        ),
-        click.argument("trace", type=click.Path(path_type=Path), required=required),
-    ):
-        command = option(command)
-    return command
-
-
-def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of each table."
-    )(command)
-
-
 @main.command("report")
-@partial(_trace_options, required=False)
+@partial(recording_options, required=False)
 @click.option(
     "--dir",
     "folder",
@@ -92,7 +46,7 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
     default=None,
     help="In place of TRACE: a line for every trace in a folder and those below it.",
 )
-@_rows_option
+@rows_option()
 @click.option(
     "--device",
     default="auto",
@@ -103,31 +57,18 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
     "--batch", type=click.IntRange(1), default=None, help="Samples per step; by default, what the trace says."
 )
 def report_command(
-    *,
-    trace: Path | None,
-    folder: Path | None,
-    number: int | None,
-    steps_by: str,
-    out: Path | None,
-    html: Path | None,
-    execution: Path | None,
-    as_json: bool,
-    rows: int,
-    device: str,
-    batch: int | None,
+    recording: Recording, *, folder: Path | None, as_json: bool, rows: int, device: str, batch: int | None
 ) -> None:
     """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation.
 
     TRACE is a file of PyTorch's profiler, of nsys export --type sqlite, of rocprofv3 (JSON, rocpd) or of RPD.
     """
-    if trace is None or folder is not None:
+    if recording.trace is None or folder is not None:
         from daydream.command.survey import survey_folder
 
-        survey_folder(trace, folder, out=out, html=html, number=number, as_json=as_json)
+        survey_folder(recording, folder, as_json=as_json)
         return
-    before = _replayed(trace, number, steps_by, out, html, execution).analysis(
-        rows=rows, recorded=True, device=device, batch=batch
-    )
+    before = recording.replay().analysis(rows=rows, recorded=True, device=device, batch=batch)
     memories = _memories(before.timeline)
     if as_json:
         from daydream.memory.report import memory_record
@@ -135,7 +76,7 @@ def report_command(
 
         memory = [memory_record(each, before.steps, rows) for each in memories]
         warnings = list(before.timeline.graph.warnings)
-        print_json({"trace": str(trace), **report_record(before), "memory": memory, "warnings": warnings})
+        print_json({"trace": str(recording.trace), **report_record(before), "memory": memory, "warnings": warnings})
     else:
         from daydream.memory.report import print_memory
         from daydream.report.tables import print_report, print_steps
@@ -148,29 +89,20 @@ def report_command(
             print_line()
             print_memory(each, before.steps, rows)
         warn(before.timeline.graph)
-    write_timeline_file(out, before.timeline, "simulated", lambda: _counters(before.timeline))
-    if html is not None:
+    write_timeline_file(recording.out, before.timeline, "simulated", lambda: _counters(before.timeline))
+    if recording.html is not None:
         from daydream.memory.report import memory_section
 
-        write_html(html, before, more=memory_section(memories, before.steps))
+        write_html(recording.html, before, more=memory_section(memories, before.steps))
 
 
 @main.command("simulate")
-@_trace_options
-def simulate_command(
-    *,
-    trace: Path,
-    number: int | None,
-    steps_by: str,
-    out: Path | None,
-    html: Path | None,
-    execution: Path | None,
-    as_json: bool,
-) -> None:
+@recording_options
+def simulate_command(recording: Recording, *, as_json: bool) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
-    answer = _replayed(trace, number, steps_by, out, html, execution)
+    answer, html = recording.replay(), recording.html
     if as_json:
-        print_json({"trace": str(trace), **_replay_record(answer)})
+        print_json({"trace": str(recording.trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
     if analysis is not None and not as_json:
         from daydream.report.tables import print_steps
@@ -180,7 +112,7 @@ def simulate_command(
         edges = len(answer.graph.edge_source)
         print_line(f"{len(answer.graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
         warn(answer.graph)
-    write_timeline_file(out, answer.timeline, "simulated", lambda: _counters(answer.timeline))
+    write_timeline_file(recording.out, answer.timeline, "simulated", lambda: _counters(answer.timeline))
     if html is not None and analysis is not None:
         write_html(html, analysis)
 
@@ -214,7 +146,7 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
 
 
 @main.command("whatif")
-@_trace_options
+@recording_options
 @click.option(
     "--pass",
     "passes",
@@ -223,40 +155,29 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
     metavar="NAME[:KEY=VALUE,...]",
     help="A pass (daydream passes), or FILE.py[:FUNCTION][:KEY=VALUE,...]; repeat it to apply several in order.",
 )
-@_rows_option
-def whatif_command(
-    *,
-    trace: Path,
-    passes: tuple[str, ...],
-    number: int | None,
-    steps_by: str,
-    out: Path | None,
-    html: Path | None,
-    execution: Path | None,
-    as_json: bool,
-    rows: int,
-) -> None:
+@rows_option()
+def whatif_command(recording: Recording, *, passes: tuple[str, ...], as_json: bool, rows: int) -> None:
     """Predict the step time of TRACE after changes."""
     from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]
-    baseline = _replayed(trace, number, steps_by, out, html, execution)
+    baseline = recording.replay()
     from daydream.answers import predict
 
     prediction = predict(baseline, requests)
     before, after = baseline.analysis(rows=rows), prediction.after.analysis(rows=rows)
     if as_json:
         warnings = list(dict.fromkeys([*baseline.graph.warnings, *prediction.after.graph.warnings]))
-        record = {"trace": str(trace), **_prediction_record(before, after)}
+        record = {"trace": str(recording.trace), **_prediction_record(before, after)}
         print_json({**record, "passes": _pass_records(prediction.applied), "warnings": warnings})
     else:
         from daydream.report.tables import print_whatif
 
         print_whatif(before, after, prediction.applied)
         warn(prediction.after.graph)
-    write_timeline_file(out, after.timeline, "predicted")
-    if html is not None:
-        write_html(html, before, after, prediction.applied)
+    write_timeline_file(recording.out, after.timeline, "predicted")
+    if recording.html is not None:
+        write_html(recording.html, before, after, prediction.applied)
 
 
 def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
@@ -345,7 +266,7 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     import msgspec
 
     from daydream.operators.pricing import device_operators
-    from daydream.swap.plan import replaceable
+    from daydream.passes.kernels.replace_operator import replaceable
     from daydream.tasks.build import read_graph
     from hal.support.atomic import write_atomic
 
@@ -422,21 +343,6 @@ def record_command(
 
 
 # What the commands share
-
-
-def _replayed(
-    trace: Path,
-    number: int | None,
-    steps_by: str,
-    out: Path | None,
-    html: Path | None,
-    execution: Path | None = None,
-) -> Replay:
-    """A trace replayed; whether the outputs can be written is checked first."""
-    check_outputs(out, html)
-    from daydream.answers import replay
-
-    return replay(trace, number, steps_by, execution=execution)
 
 
 def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:

@@ -13,15 +13,15 @@ from hal.support.lazy import imported_on_use
 if TYPE_CHECKING:
     from codegen.runtime.load import load, torch_op
     from roller.dynamo.backend import backend
-    from roller.dynamo.explanation import explain_model
+    from roller.dynamo.explanation import explain_model, predict_model
 
 __getattr__ = imported_on_use(
     __name__,
     {
         "codegen.runtime.load": ("load", "torch_op"),
         "roller.dynamo.backend": ("backend",),
-        "roller.dynamo.explanation": ("explain_model",),
+        "roller.dynamo.explanation": ("explain_model", "predict_model"),
     },
 )
 
-__all__ = ["backend", "explain_model", "load", "torch_op"]
+__all__ = ["backend", "explain_model", "load", "predict_model", "torch_op"]

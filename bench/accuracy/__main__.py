@@ -15,14 +15,14 @@ from bench.accuracy.data import data_directory
 from bench.accuracy.page import write_page
 from hal.support.errors import InputError
 
-#: Tables by the room that makes them: modules with a function ``table(data: Path, out: Path)`` that returns tables of
-#: rich and may write pictures to ``out``. They are printed in this order.
+#: Tables by the room that makes them: modules with a function ``table(data: Path, out: Path)``, or another module and
+#: function, which returns tables of rich and may write pictures to ``out``. They are printed in this order.
 ROOMS = {
-    "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "rivals": "steps",
-    "networks": "steps", "plans": "steps", "jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
+    "schedules": "kernels", "published": "kernels", "library": "library", "models": "steps", "networks": "steps",
+    "plans": "steps", "jobs": "steps", "option_jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
     "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "serving": "library",
     "training_kernels": "library", "own_products": "kernels", "own_attention": "kernels", "thesis": "kernels",
-    "today": "library", "narrow_jobs": "steps",
+    "today": "library", "narrow_jobs": "steps.jobs:narrow",
 }  # fmt: skip
 TABLES = tuple(ROOMS)
 
@@ -73,7 +73,9 @@ def main(data: Path | None, out: Path, only: tuple[str, ...], page: Path | None)
 
 def _tables(name: str, data: Path, out: Path) -> Iterable[Table]:
     """The tables of a module of this package, its pictures in ``out``."""
-    made: Iterable[Table] = importlib.import_module(f"bench.accuracy.{ROOMS[name]}.{name}").table(data, out)
+    module, _, function = ROOMS[name].partition(":")
+    module = module if function else f"{module}.{name}"
+    made: Iterable[Table] = getattr(importlib.import_module(f"bench.accuracy.{module}"), function or "table")(data, out)
     return made
 
 

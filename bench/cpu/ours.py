@@ -9,7 +9,6 @@ of `bench.cpu.results.Facts`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +46,6 @@ def from_bundle(operator: Operator) -> Prepared:
     facts = {
         "predicted_seconds": kernel.kernel.seconds,
         "first_choice": first_choice(bundle),
-        "construction_seconds": construction_seconds(operator),
-        "profiling_seconds": bundle.manifest.profiling_seconds.get(min(PROFILED, len(bundle.kernels))),
         "detail": f"rank {kernel.kernel.predicted_rank}",
     }
     out = np.full(kernel.output.shape, np.nan, np.float32)
@@ -72,19 +69,6 @@ def competitor(bundle: Bundle) -> KernelRecord:
     if measured:
         return min(measured, key=lambda kernel: kernel.profiled_seconds or 0.0)
     return min(kernels, key=lambda kernel: kernel.predicted_rank)
-
-
-def construction_seconds(operator: Operator) -> float:
-    """Time of constructing the operator's programs, warm: modules imported, the operator read."""
-    from hal.catalog import load_device
-    from roller.construct.construct import construct
-    from sokoban.kernel.form import kernel_form
-
-    device, form = load_device("cpu"), kernel_form(operator.expr)
-    construct(form, device)
-    started = time.perf_counter()
-    construct(form, device)
-    return time.perf_counter() - started
 
 
 def first_choice(bundle: Bundle) -> float | None:

@@ -23,18 +23,13 @@ class Facts(Struct, frozen=True, kw_only=True):
     Attributes:
         predicted_seconds: what RATIONAL predicted of the kernel that ran when it was compiled, from the device file.
         predicted_then_seconds: the same from a spec measured right before and after it ran.
-        construction_seconds, profiling_seconds: what it cost to find it.
         first_choice: measured time of RATIONAL's first choice over that of the best of its top 50.
-        tuning_seconds: what MetaSchedule's search took.
         detail: in words, such as the kernels that OpenBLAS chose.
     """
 
     predicted_seconds: float | None = None
     predicted_then_seconds: float | None = None
-    construction_seconds: float | None = None
-    profiling_seconds: float | None = None
     first_choice: float | None = None
-    tuning_seconds: float | None = None
     detail: str = ""
 
 
@@ -75,6 +70,22 @@ class OperatorResult(Struct, frozen=True, kw_only=True):
         if ours is None or not entries:
             return None
         return min((ratios(each.rounds, ours.rounds) for each in entries), key=lambda one: one.median)
+
+    @property
+    def prediction_error(self) -> float | None:
+        """(predicted - measured) / measured of our kernel, predicted when it was compiled."""
+        ours = self.entry("ours")
+        return None if ours is None else _error(ours, ours.facts.predicted_seconds)
+
+    @property
+    def error_then(self) -> float | None:
+        """The same, predicted from a spec measured right before and after."""
+        ours = self.entry("ours")
+        return None if ours is None else _error(ours, ours.facts.predicted_then_seconds)
+
+
+def _error(ours: Entry, predicted: float | None) -> float | None:
+    return None if ours.time is None or predicted is None else predicted / ours.time.median - 1.0
 
 
 class Results(Struct, frozen=True, kw_only=True):

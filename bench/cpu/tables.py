@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
-from bench.cpu.criteria import Criterion, error_then, prediction_error
 from bench.cpu.machine import Machine
 from bench.cpu.results import ONEDNN, Entry, OperatorResult, Results
 from bench.timed.statistics import Spread, geometric_mean
@@ -36,16 +36,33 @@ def machine_lines(machine: Machine) -> Iterator[str]:
 
 
 def ratio_table(results: Results) -> Table:
-    """An operator a line: our time, everybody's as a multiple of it, the predicted time and its error, and the error of
-    what a spec of the same minute predicts."""
+    """A row per operator: our time, the others' as multiples of it, the predicted time and its error, the error of what
+    a spec of the same minute predicts, and the first choice's time over that of the best."""
     from hal.support.tables import new_table
 
-    table = new_table(("operator",), ("ours", "rate", *COLUMNS, "predicted", "error", "then"))
+    table = new_table(("operator",), ("ours", "rate", *COLUMNS, "predicted", "error", "then", "first"))
     for one in results.operators:
         table.add_row(one.name, *_ours(one), *(_against(one, who) for who in COLUMNS.values()), *_predicted(one))
     means = [geometric_mean(_medians(results, who)) for who in COLUMNS.values()]
-    table.add_row("geometric mean", "", "", *("-" if mean is None else f"{mean:.2f}" for mean in means), "", "", "")
+    errors = [
+        [abs(error) for one in results.operators if (error := getattr(one, name)) is not None]
+        for name in ("prediction_error", "error_then")
+    ]
+    firsts = [first for one in results.operators if (first := _first(one)) is not None]
+    table.add_row(
+        "geometric mean, median error", "", "", *(_mean_text(mean) for mean in means), "",
+        *(f"{median(each):.0%}" if each else "-" for each in errors), _mean_text(geometric_mean(firsts)),
+    )  # fmt: skip
     return table
+
+
+def _mean_text(mean: float | None) -> str:
+    return "-" if mean is None else f"{mean:.2f}"
+
+
+def _first(one: OperatorResult) -> float | None:
+    ours = one.entry("ours")
+    return None if ours is None else ours.facts.first_choice
 
 
 def _medians(results: Results, who: Sequence[str]) -> list[float]:
@@ -75,11 +92,12 @@ def ratio_text(ratio: Spread) -> str:
     return f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
-def _predicted(one: OperatorResult) -> tuple[str, str, str]:
-    ours, error, then = one.entry("ours"), prediction_error(one), error_then(one)
+def _predicted(one: OperatorResult) -> tuple[str, str, str, str]:
+    ours, error, then = one.entry("ours"), one.prediction_error, one.error_then
     if ours is None or ours.facts.predicted_seconds is None or error is None:
-        return "-", "-", "-"
-    return time_text(ours.facts.predicted_seconds), f"{error:+.0%}", "-" if then is None else f"{then:+.0%}"
+        return "-", "-", "-", "-"
+    predicted = time_text(ours.facts.predicted_seconds)
+    return predicted, f"{error:+.0%}", "-" if then is None else f"{then:+.0%}", _mean_text(_first(one))
 
 
 def struck_out_lines(results: Results) -> Iterator[str]:
@@ -98,16 +116,6 @@ def _facts_text(entry: Entry) -> str:
     if entry.check is None or entry.check.passed:
         return entry.reason
     return f"{entry.reason} by {entry.check.relative_error:.1e}, allowed {entry.check.tolerance:.0e}"
-
-
-def criteria_table(lines: Sequence[Criterion]) -> Table:
-    """Every line with what was found and the verdict."""
-    from hal.support.tables import new_table
-
-    table = new_table(("", "must show", "found"))
-    for line in lines:
-        table.add_row(line.verdict, line.text, line.found)
-    return table
 
 
 def widest(results: Results) -> tuple[str, float] | None:

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import click
 
 from bench.cpu.comparison import read_suite
-from bench.cpu.criteria import LONG_SEARCH
 from bench.cpu.machine import pin, this_machine, thread_environment
 from bench.cpu.tuned import FOLDER, Store, Tuning
 from hal.support.errors import InputError
@@ -24,6 +23,9 @@ from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 
 Spec = Mapping[str, Any]
+
+#: Operators whose 512 candidates are tried.
+LONG_SEARCH = ("gemm_512", "gemm_1024", "conv3x3_64x56_nchw", "conv3x3_64x56_nhwc")
 
 
 class Searcher(Protocol):

@@ -24,7 +24,7 @@ import click
 from rich.table import Table
 
 from hal.support.errors import InputError
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 
 #: Share of captures that have to be answered, and the longest median of an answer, in seconds.
 ANSWERED_BAR, SECONDS_BAR = 0.95, 6.0
@@ -42,6 +42,9 @@ LAYERS = frozenset({
     "num_decoder_layers", "depth", "num_layers_encoder", "speech_encoder_layers", "speech_decoder_layers",
     "encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_blocks_enc",
 })  # fmt: skip
+
+#: Fields of configurations that name the token of an image.
+IMAGE_TOKENS = ("image_token_index", "image_token_id", "video_token_index", "video_token_id")
 
 #: What models' data are taken for, and the board that prices.
 ASSUMED, BOARD = ("nonzero=0.1", "item=0"), "h100-sxm-80gb"
@@ -100,7 +103,7 @@ def _class_of(kind: str, tables: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def configurations(kind: str, class_name: str) -> list[dict[str, Any]]:
-    """Configurations that make a model: the one that a kind has by default, before it the same with two layers.
+    """Configurations that make a model: that with two layers, with four, and the one that a kind has by default.
 
     Empty where transformers wants what only checkpoints have.
     """
@@ -113,7 +116,7 @@ def configurations(kind: str, class_name: str) -> list[dict[str, Any]]:
     except Exception:
         return []
     made = []
-    for each in (_shortened(data), data):
+    for each in (_shortened(data, 2), _shortened(data, 4), data):
         try:
             with torch.device("meta"):
                 getattr(transformers, class_name)._from_config(CONFIG_MAPPING[kind].from_dict(dict(each)))
@@ -123,20 +126,25 @@ def configurations(kind: str, class_name: str) -> list[dict[str, Any]]:
     return made
 
 
-def _shortened(data: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with two layers wherever it counts them, also in parts of it."""
+def _shortened(data: dict[str, Any], most: int) -> dict[str, Any]:
+    """The configuration with ``most`` layers wherever it counts more, also in parts of it.
+
+    Tokens that stand for images, which checkpoints name, are those of number 1 where no default names them.
+    """
     before = max((data[name] for name in LAYERS if isinstance(data.get(name), int)), default=0)
     out: dict[str, Any] = {}
     for name, value in data.items():
         if isinstance(value, dict):
-            out[name] = _shortened(value)
+            out[name] = _shortened(value, most)
         elif name in LAYERS and isinstance(value, int):
-            out[name] = min(value, 2)
-        elif isinstance(value, list) and before > 2 and len(value) == before:
+            out[name] = min(value, most)
+        elif isinstance(value, list) and before > most and len(value) == before:
             # Layers of two kinds where there are several.
             kinds_of_layers = [value.index(each) for each in dict.fromkeys(map(str, value)) if each in value]
-            picked = kinds_of_layers[:2] if len(kinds_of_layers) > 1 else [0, 1]
-            out[name] = [value[place] for place in picked]
+            picked = kinds_of_layers[:2] * (most // 2) if len(kinds_of_layers) > 1 else range(most)
+            out[name] = [value[place] for place in sorted(picked)]
+        elif name in IMAGE_TOKENS and value is None:
+            out[name] = 1
         else:
             out[name] = value
     return out
@@ -188,10 +196,8 @@ def answer(kind: str, data: Mapping[str, Any], mode: str, folder: Path, limit: i
 
 def tables(answers: Sequence[Answer]) -> list[Table]:
     """Counts by mode, and the reasons of what has no answer."""
-    counts = Table(box=None, pad_edge=False, title="Architectures of transformers", title_justify="left")
-    counts.add_column("mode")
-    for column in ("captures", "answered", "share", "asked", "with values supposed", "median s", "asked s"):
-        counts.add_column(column, justify="right")
+    numbers = ("captures", "answered", "share", "asked", "with values supposed", "median s", "asked s")
+    counts = new_table(("mode",), numbers, title="Architectures of transformers")
     for mode in dict.fromkeys(each.mode for each in answers):
         mine = [each for each in answers if each.mode == mode]
         good = [each for each in mine if not each.reason]
@@ -199,9 +205,7 @@ def tables(answers: Sequence[Answer]) -> list[Table]:
         figures = (str(len(mine)), str(len(good)), f"{len(good) / len(mine):.1%}", f"{ANSWERED_BAR:.0%}")
         supposed = str(sum(each.assumed for each in good))
         counts.add_row(mode, *figures, supposed, f"{median:.1f}", f"{SECONDS_BAR:g}")
-    reasons = Table(box=None, pad_edge=False, title="Without an answer", title_justify="left")
-    for column in ("kind", "mode", "reason"):
-        reasons.add_column(column)
+    reasons = new_table(("kind", "mode", "reason"), title="Without an answer")
     for each in answers:
         if each.reason:
             reasons.add_row(each.kind, each.mode, each.reason[:150])
@@ -233,9 +237,10 @@ def main(every: int, first: int, some: tuple[str, ...], mode: tuple[str, ...], l
                 unmade.append(kind)
             for each in (mode or ("inference", "training")) if made else ():
                 answers.append(answer(kind, made[0], each, Path(folder), limit))
-                if answers[-1].reason and len(made) > 1:
+                for longer in made[1:]:
                     # Two layers are not always enough for those of a model's parts that take some of them.
-                    answers[-1] = answer(kind, made[1], each, Path(folder), limit)
+                    if answers[-1].reason:
+                        answers[-1] = answer(kind, longer, each, Path(folder), limit)
                 if out is not None:
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(answers[-1])) + "\n")

@@ -66,6 +66,8 @@ COMMENTS: dict[str, str] = {
     " for the CPU, which now launches casts, too, and waits for the scaler. That is the thesis's own "
     "finding for BERT (figure 4.6), and why its predictions were below 2x throughout. On ns_resolution "
     "the step falls until its launches become the limit.",
+    "backend": "Such prices stand layer by layer in [repricing.md](repricing.md): `implementation=best` next to"
+    " `library`. Networks that ran with the backend are in [torch-compile.md](torch-compile.md).",
     "bandwidth": "Only trace_diff communicates: its exchanges at twice the rate take 5 % off the step, as far as"
     " nothing else holds it up.",
     "blueconnect": "After `ddp` with 32 workers at 1.25 GB/s, where a flat ring is the limit, 8 workers a machine"
@@ -100,12 +102,13 @@ COMMENTS: dict[str, str] = {
     " upper bound of what fusing them could bring.",
     "replace-kernel": "See [repricing.md](repricing.md) for the prices layer by layer. Most of the gain in resnet50's"
     " CPU-bound step is from launches: one kernel where cuDNN took up to five.",
-    "replace-operator": "It is for steps that run on the CPU, which these are not: see [the loop](cpu-loop.md).",
+    "replace-operator": "It is for steps that run on the CPU, which these are not: see"
+    " [kernels on a CPU](daydream.md#kernels-of-ours-on-a-cpu).",
     "restructure-batchnorm": "ns_resolution gains 12.6 %; the thesis predicted 12.7 % for DenseNet-121 and measured"
     " 7 %, because it knew nothing of the slower convolutions that take the work over. Neither does this pass.",
     "scale": "Convolutions at half their time, a question in the style of COZ (4.7).",
     "unprofiled": "Traces of `daydream record --timed` hold what it needs, and these do not: see"
-    " [the loop](cpu-loop.md).",
+    " [kernels on a CPU](daydream.md#kernels-of-ours-on-a-cpu).",
     "vdnn": "Maps of 1365 MB a step at 12 GB/s take 114 ms each way: longer than the GPU works on them. vDNN trades"
     " time for memory, and this says how much.",
 }
@@ -130,9 +133,10 @@ CHECKED: dict[str, str] = {
     " recordings: times within 4.7 %, peaks within 2.5 %. Without a measurement:"
     " to the byte at the peak what ResNet-50, a vision transformer and a mixer hold when captured with checkpoints.",
     "replace-kernel": "Its prices, yes: see [repricing.md](repricing.md). Whole steps with other kernels, no.",
-    "replace-operator": "Yes: see [the loop](cpu-loop.md).",
+    "replace-operator": "Yes, on a CPU: steps of two networks within 6 %"
+    " ([kernels on a CPU](daydream.md#kernels-of-ours-on-a-cpu)).",
     "restructure-batchnorm": "Not here. The thesis predicted 12.7 % and measured 7 % (4.6.4).",
-    "unprofiled": "Yes, as part of [the loop](cpu-loop.md).",
+    "unprofiled": "Its result is what was timed, by definition.",
 }
 
 UNCHECKED = "Not against a measurement."
@@ -287,7 +291,12 @@ def _run(case: Case, graph: TaskGraph) -> tuple[str, str, tuple[str, ...]]:
 
 def _markdown(docstring: str) -> str:
     """A docstring's text as Markdown: arguments as a list, doubled quotes as single ones."""
-    text = docstring.replace("``", "`").strip().replace("Args:\n", "Parameters:\n\n")
+    text = (
+        docstring.replace("``", "`")
+        .strip()
+        .replace("Args:\n", "Parameters:\n\n")
+        .replace("Attributes:\n", "Parameters:\n\n")
+    )
     text = re.sub(r"^    (\w+?)_?: ", lambda match: f"- `{match[1].replace('_', '-')}`: ", text, flags=re.MULTILINE)
     return re.sub(r"^        ", "  ", text, flags=re.MULTILINE)
 

@@ -18,7 +18,7 @@ from bench.accuracy.data import default_directory
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.tasks.build import read_graph
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 
 TRACE = "traces/resnet50_v100_nw0.pt.trace.json.gz"
 #: Of the graph of ResNet-50, side by side: about a million tasks.

@@ -1,5 +1,4 @@
-"""The calls into hal.microbench and roller.profile.profile, each in one function, so that a change there has one place
-here.
+"""The calls into hal.microbench and what bundles say, each in one function, so that a change there has one place here.
 
 What hal needs for device files is msgspec, which a GPU machine may lack: prepare.py carries it along with the bundles
 (`carried`).
@@ -57,45 +56,6 @@ def _without_samples(record: dict[str, Any]) -> dict[str, Any]:
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in fields.items()
     }
-
-
-def profiled(bundle: Path, device: int) -> list[dict[str, Any]]:
-    """The kernels of a bundle measured by ``roller profile``'s own code, fastest first.
-
-    Inputs rotate there instead of L2 being flushed, and every kernel has a process to break; this takes seconds for
-    a bundle. Nothing is written into the bundle.
-    """
-    from roller.profile.gpu import MeasureOptions
-    from roller.profile.gpu_worker import GpuRunner
-    from roller.profile.profile import ProfileOptions, profile_bundle
-
-    options = ProfileOptions(measure=MeasureOptions(repeats=10, warmup_seconds=0.2, limit_seconds=0.5))
-    runner = GpuRunner(device, options.measure)
-    try:
-        profile = profile_bundle(bundle, runner, runner.board(), options)
-    finally:
-        runner.close()
-    return [_kernel_record(kernel) for kernel in profile.kernels]
-
-
-def _kernel_record(kernel: Any) -> dict[str, Any]:
-    """A ``roller.profile.profile.KernelProfile`` as an item of the section ``profile``."""
-    entry, m = kernel.entry, kernel.measurement
-    record: dict[str, Any] = {
-        "entry": entry.entry,
-        "rank": entry.predicted_rank,
-        "predicted_seconds": entry.seconds,
-        "check": {
-            "relative_error": m.relative_error, "tolerance": m.tolerance, "passed": not m.struck_out, "share": 1.0,
-        },
-        "reason": m.struck_out,
-    }  # fmt: skip
-    if m.seconds is not None:
-        half = (m.spread_seconds or 0.0) / 2
-        record["cold"] = {
-            "median": m.seconds, "low": m.seconds - half, "high": m.seconds + half, "count": m.repeats,
-        }  # fmt: skip
-    return record
 
 
 def kind_of(bundle: Path, kernel: dict[str, Any]) -> str:

@@ -85,12 +85,6 @@ class FakeMachine(CudaMachine):
         progress("dram")
         return {"measurements": {"dram.copy": {"value": 3.0e12, "unit": "B/s"}}, "failures": {}, "device": None}
 
-    def profile(self, bundle: Path) -> list[dict[str, Any]]:
-        right = {"relative_error": 1e-7, "tolerance": 1e-4, "passed": True, "share": 1.0}
-        times = {"median": 2e-5, "low": 1e-5, "high": 3e-5, "count": 10}
-        kernel = {"entry": "right_1", "rank": 1, "predicted_seconds": 1e-5, "check": right, "reason": ""}
-        return [{**kernel, "cold": times}]
-
     def supports(self, precision: str) -> bool:
         return True
 

@@ -59,7 +59,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", type=int, default=0, help="number of the GPU (default 0)")
     parser.add_argument("--retry", action="store_true", help="try items again that failed in an earlier run")
     parser.add_argument("--own-models", action="store_true", help="own BERT and GPT-2 even where transformers is there")
-    parser.add_argument("--thorough", action="store_true", help="profile as roller profile does: slower, fewer bundles")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU, without any GPU")
     parser.add_argument("--most-operators", type=int, help="only the first N operators")
     parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS, help=argparse.SUPPRESS)
@@ -97,9 +96,7 @@ def _worker_command(options: argparse.Namespace) -> list[str]:
     command += ["--sections", ",".join(options.sections), "--device", str(options.device)]
     for name, value in (("--bundles", options.bundles), ("--most-operators", options.most_operators)):
         command += [name, str(value)] if value is not None else []
-    for name, flag in (
-        ("--dry-run", options.dry_run), ("--own-models", options.own_models), ("--thorough", options.thorough),
-    ):  # fmt: skip
+    for name, flag in (("--dry-run", options.dry_run), ("--own-models", options.own_models)):
         command += [name] if flag else []
     return command
 
@@ -205,7 +202,7 @@ def work(options: argparse.Namespace, until: float) -> int:
     bundles = dry_bundles(options.out, options.most_operators) if options.dry_run else options.bundles
     harvest = Harvest(
         machine=machine, journal=journal, bundles=bundles, small=options.dry_run, most_operators=options.most_operators,
-        own_models=options.own_models, thorough=options.thorough,
+        own_models=options.own_models,
     )  # fmt: skip
     sampling = Sampler(SMI) if options.dry_run else Sampler(index=options.device)
     with _one_thread() if options.dry_run else contextlib.nullcontext(), sampling as sampler:

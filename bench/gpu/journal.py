@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hal.support.atomic import write_atomic
+
 FORMAT = 2
 SECTIONS = ("microbench", "profile", "operators", "training")
 
@@ -145,7 +147,7 @@ class Journal:
             "errors": errors,
         }
         path = self.directory / "results.json"
-        replace_file(path, json.dumps(results, indent=0, allow_nan=False).encode() + b"\n")
+        write_atomic(path, json.dumps(results, indent=0, allow_nan=False).encode() + b"\n")
         return path
 
     def _correctness(self) -> list[Item]:
@@ -173,16 +175,6 @@ def thinned(samples: list[Any], most: int = 2000) -> list[Any]:
     return samples[::step]
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all. (hal.support.atomic does this too, but needs more than NumPy.)"""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def archive(path: Path, name: str, data: bytes, most_bytes: int = MOST_ARCHIVE_BYTES) -> bool:
     """Add a file to a tar archive, which is replaced as a whole; False if it would become larger than `most_bytes`."""
     old = path.read_bytes() if path.exists() else b""
@@ -198,5 +190,5 @@ def archive(path: Path, name: str, data: bytes, most_bytes: int = MOST_ARCHIVE_B
         new.addfile(info, io.BytesIO(data))
     if len(buffer.getvalue()) > most_bytes:
         return False
-    replace_file(path, buffer.getvalue())
+    write_atomic(path, buffer.getvalue())
     return True

@@ -102,12 +102,6 @@ class CudaMachine:
 
         return microbench(self.device, progress)
 
-    def profile(self, bundle: Path) -> list[dict[str, Any]]:
-        """The kernels of a bundle as ``roller.profile.profile`` measures them, as in the section ``profile``."""
-        from bench.gpu.adapters import profiled
-
-        return profiled(bundle, self._index)
-
     def supports(self, precision: str) -> bool:
         """True if ``tf32``, ``bfloat16`` run on matrix units."""
         return bool(self._capability >= {"tf32": (8, 0), "bfloat16": (8, 0)}[precision])

@@ -35,7 +35,6 @@ class Harvest:
         small: cut everything down, for tests.
         most_operators: only the first ones of the suites.
         own_models: the transformers defined here even where the library of that name is there.
-        thorough: profile with roller.profile.profile instead of the quick way here.
     """
 
     machine: CudaMachine
@@ -44,7 +43,6 @@ class Harvest:
     small: bool = False
     most_operators: int | None = None
     own_models: bool = False
-    thorough: bool = False
 
     def problems(self) -> list[Problem]:
         """All operators of the suites, kinds taking turns."""
@@ -96,13 +94,7 @@ def profile_tasks(harvest: Harvest, remaining: Callable[[], float]) -> Iterator[
 
 
 def _profile(harvest: Harvest, problem: Problem, bundle: Path) -> Callable[[], Item]:
-    def run() -> Item:
-        if harvest.thorough:
-            head = {**described(problem), "device": manifest_of(bundle)["device"]}
-            return {**head, "kernels": harvest.machine.profile(bundle)}
-        return profile(harvest.machine, problem, bundle)
-
-    return run
+    return lambda: profile(harvest.machine, problem, bundle)
 
 
 def profile(machine: CudaMachine, problem: Problem, bundle: Path) -> Item:

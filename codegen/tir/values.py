@@ -90,7 +90,7 @@ def identity(function: str, dtype: str) -> Expr:
 
 def constant(value: float, dtype: str) -> Expr:
     """A constant; an infinity of integers is their extreme."""
-    if math.isinf(value) and "int" in dtype:
+    if math.isinf(value) and "int" in str(dtype):
         return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
     return tirx.const(value, dtype)
 

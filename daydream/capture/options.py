@@ -31,10 +31,11 @@ class CaptureOptions:
         channels_last: images and convolutions' weights lie with their channels last.
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch lets them by default.
         assume: what is supposed of values that the model reads, ``nonzero=SHARE`` or ``item=VALUE`` each.
-        checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
+        checkpoint: ``none``, ``full``, ``selective``, ``attention``, or a pattern of modules' paths.
         parameters: type that parameters have under autocast, ``bfloat16`` or ``float16`` as FSDP's mixed precision
             gathers them; empty for float32.
         precision: of linear layers within the repeated blocks, one of :data:`daydream.operators.variants.PRECISIONS`.
+        lora: adapters that are trained in place of the model, ``rank=16,modules=q_proj,v_proj``; empty for none.
     """
 
     batch: int | None = None
@@ -53,3 +54,9 @@ class CaptureOptions:
     checkpoint: str = "none"
     parameters: str = ""
     precision: str = ""
+    lora: str = ""
+
+    @property
+    def built_with(self) -> str:
+        """Attention that models are built with: where it is computed again it stays one call, whatever it runs as."""
+        return "auto" if self.checkpoint == "attention" else self.attention

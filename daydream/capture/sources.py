@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -88,7 +89,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     from daydream.capture.assumptions import assumption_texts, parse_assumptions, values_assumed
     from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
-    from daydream.capture.pytorch.checkpoints import apply_checkpoints
+    from daydream.capture.pytorch.adapters import apply_adapters, parse_adapters
+    from daydream.capture.pytorch.checkpoints import apply_checkpoints, attention_recomputed
     from daydream.capture.pytorch.meta_kernels import board_kernels
     from daydream.capture.pytorch.step import capture
 
@@ -96,7 +98,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     subject = (
         load_subject(
             source, batch=options.batch, sequence=options.sequence, image=options.image, training=training,
-            class_name=options.class_name, attention=options.attention,
+            class_name=options.class_name, attention=options.built_with,
         )
         if isinstance(source, str)
         else source
@@ -106,6 +108,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     if kernel == "auto":
         kernel = "flash" if options.flash else "efficient"
     assumed = list(subject.assumed)
+    if options.lora:
+        assumed.append(apply_adapters(subject.model, parse_adapters(options.lora)))
     paths = apply_checkpoints(subject.model, options.checkpoint) if training else []
     if paths:
         assumed.append(f"modules like {paths[0]} are computed again in the backward pass")
@@ -120,11 +124,14 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
             f"linear layers of the repeated blocks run in {options.precision}; embedding, head, attention and norms "
             "stay in 16 bits, and memory is counted as if all did"
         )
+    if training and options.checkpoint == "attention":
+        assumed.append("attention is computed again in the backward pass")
     values = parse_assumptions(options.assume)
     assumed += assumption_texts(values)
+    again = attention_recomputed() if training and options.checkpoint == "attention" else nullcontext()
     with (
         failures_as_errors(subject.title, subject.source), board_kernels(kernel), positions_without_data(),
-        values_assumed(values),
+        values_assumed(values), again,
     ):  # fmt: skip
         step = capture(
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,

@@ -7,28 +7,15 @@ from pathlib import Path
 import click
 
 from daydream.command.outputs import check_outputs, with_options
+from daydream.command.recording import html_option, json_option, rows_option, step_option
 
 
 @click.command("diff")
 @with_options(
-    click.option(
-        "--json/--no-json", "as_json", default=False, help="One JSON object on stdout (daydream schema diff)."
-    ),
-    click.option(
-        "--html",
-        type=click.Path(dir_okay=False, path_type=Path),
-        default=None,
-        help="Also write a page to open in a browser.",
-    ),
-    click.option(
-        "--step",
-        "number",
-        type=int,
-        default=None,
-        metavar="N",
-        help="Only ProfilerStep#N of both, else the N-th from 0.",
-    ),
-    click.option("--rows", type=click.IntRange(1, 1000), default=15, show_default=True, help="Operators in the table."),
+    json_option("One JSON object on stdout (daydream schema diff)."),
+    html_option("Also write a page to open in a browser."),
+    step_option("Only ProfilerStep#N of both, else the N-th from 0."),
+    rows_option(15, text="Operators in the table."),
     click.argument("before", type=click.Path(path_type=Path)),
     click.argument("after", type=click.Path(path_type=Path)),
 )

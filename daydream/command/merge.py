@@ -8,26 +8,15 @@ from pathlib import Path
 import click
 
 from daydream.command.outputs import check_outputs, print_json, warn, write_timeline_file
+from daydream.command.recording import html_option, json_option, out_option, rows_option, step_option
 from hal.support.errors import InputError
 
 
 @click.command("merge")
-@click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout.")
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Also write a report to open in a browser.",
-)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Also write the timeline of all ranks (.json or .json.gz) to open in Perfetto.",
-)
-@click.option(
-    "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
-)
+@json_option()
+@html_option()
+@out_option("Also write the timeline of all ranks (.json or .json.gz) to open in Perfetto.")
+@step_option()
 @click.option("--align/--no-align", default=True, show_default=True, help="Align the hosts' clocks first.")
 @click.option(
     "--ranks-per-host",
@@ -39,7 +28,7 @@ from hal.support.errors import InputError
 @click.option(
     "--jobs", type=click.IntRange(1, 256), default=None, help="Processes that read many files.  [default: all cores]"
 )
-@click.option("--rows", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Lines of each table.")
+@rows_option(most=10_000)
 @click.argument("ranks", nargs=-1, required=True, type=click.Path(path_type=Path))
 def merge_command(
     *,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from daydream.capture.options import DTYPES
 from daydream.command.engines import ENGINE_OPTIONS, answers
@@ -38,8 +39,38 @@ _COUNT = click.IntRange(1, MOST_RANKS)
 @with_options(
     click.option("--device", required=True, metavar="NAME", help="The board."),
     click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; else the usual one."),
+    click.option("--boards", type=_COUNT, default=None, help="Of a node that the job uses; all of them if not given."),
     click.option("--nodes", type=_COUNT, default=None, help="How many of them; --data follows."),
     click.option("--data", type=_COUNT, default=None, help="Copies of the model, or ranks that share it by FSDP."),
+    click.option("--context", type=_COUNT, default=1, show_default=True, help="Ranks that share a sample's tokens."),
+    click.option(
+        "--context-exchange",
+        type=click.Choice(["ring", "all-gather", "ulysses"]),
+        default="ring",
+        show_default=True,
+        help="How they get at each other's keys and values.",
+    ),
+    click.option("--expert", type=_COUNT, default=1, show_default=True, help="Of these ranks, that share experts."),
+    click.option(
+        "--dispatch",
+        type=click.Choice(["nccl", "deepep"]),
+        default="nccl",
+        show_default=True,
+        help="Whose kernels carry tokens to experts.",
+    ),
+    click.option(
+        "--imbalance", type=click.FloatRange(1, 1e6), default=1.0, help="Tokens of the busiest rank over the mean."
+    ),
+    click.option(
+        "--overlap-experts/--no-overlap-experts", default=False, help="Carry tokens beside shared experts' products."
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(["none", "optimizer", "parameters"]),
+        default="none",
+        show_default=True,
+        help="What the host's memory holds and its processors update.",
+    ),
     click.option("--tensor", type=_COUNT, default=1, show_default=True, help="Ranks that share every layer."),
     click.option("--pipeline", type=_COUNT, default=1, show_default=True, help="Stages."),
     click.option(
@@ -78,6 +109,17 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option(
         "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=None, help="DDP buckets, MiB; else as large as DDP's."
     ),
+    click.option(
+        "--stages", default="equal", metavar="equal|cost|N,N,...", help="Blocks of stages, or of their chunks in turn."
+    ),
+    click.option("--waits/--no-waits", default=False, help="Hosts wait for every message, as Megatron's do."),
+    click.option(
+        "--blocking-sends/--no-blocking-sends", "blocking", default=False, help="A stage's kernels wait for its sends."
+    ),
+    click.option("--host", default="", metavar="NAME", help="Processor that launches; the board's usual one if none."),
+    click.option(
+        "--host-factor", type=click.FloatRange(0.01, 100), default=1.0, help="Host's time for calls over PyTorch's own."
+    ),
     click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
     click.option(
         "--sequence-parallel/--no-sequence-parallel", default=False, help="Tensor ranks share the sequence, too."
@@ -95,7 +137,11 @@ _COUNT = click.IntRange(1, MOST_RANKS)
         help="Of parameters under autocast (amp), as FSDP's mixed precision gathers them.",
     ),
     click.option(
-        "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+        "--checkpoint",
+        default="none",
+        show_default=True,
+        metavar="none|full|selective|attention|MODULE",
+        help="Recomputed.",
     ),
     *STEP_OPTIONS,
     *ENGINE_OPTIONS,
@@ -115,6 +161,7 @@ def plan_command(
     model: str,
     device: str,
     node: str | None,
+    boards: int | None,
     nodes: int | None,
     search: bool,
     plot: Path | None,
@@ -135,17 +182,18 @@ def plan_command(
 
         check_plot(plot)
     board = _board(device)
-    place = _node(board, node)
+    place = _node(board, node, boards)
     if search:
         ranks = _ranks(place, nodes, options)
-        plans, tried = _searched(model, (device, node), ranks, rows, options)
+        plans, tried = _searched(model, (device, node, boards), ranks, rows, options)
         steps = [each.step for each in plans]
         if not as_json:
             print_plans(plans, tried)
     else:
         layout = _layout(place, nodes, options)
         layout.check(place)
-        steps = [planned(_units(model, board, layout, options), layout, board, place, options["implementation"])]
+        units = _units(model, board, layout, options)
+        steps = [planned(units, layout, board, place, *_calls(options), balances=options["stages"] == "cost")]
         if not as_json:
             print_plan(steps[0], rows)
     for step in steps if as_json else ():
@@ -163,16 +211,24 @@ def _board(name: str) -> DeviceSpec:
     return devices[0]
 
 
-def _node(board: DeviceSpec, name: str | None) -> NodeSpec | None:
+def _node(board: DeviceSpec, name: str | None, boards: int | None) -> NodeSpec | None:
     from hal.node_catalog import usual_node
     from roller.library.collectives import node_for
 
-    return usual_node(board) if name is None else node_for(board, name)
+    node = usual_node(board) if name is None else node_for(board, name)
+    if boards is None:
+        return node
+    if node is None or not 2 <= boards <= node.boards or node.link.topology != "switch":
+        where = "no node is known" if node is None else f"{node.name} has {node.boards}"
+        raise InputError(
+            "--boards", f"got {boards}, but {where}", "write 2 to all of a node whose boards share a switch"
+        )
+    return replace(node, boards=boards)
 
 
 def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> int:
     """Boards of the job."""
-    parts = options["tensor"] * options["pipeline"]
+    parts = options["tensor"] * options["pipeline"] * options["context"]
     if nodes is None:
         return (options["data"] or 1) * parts
     if place is None:
@@ -189,7 +245,7 @@ def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -
 def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> Layout:
     from daydream.plan.layout import Layout
 
-    ranks, parts = _ranks(place, nodes, options), options["tensor"] * options["pipeline"]
+    ranks, parts = _ranks(place, nodes, options), options["tensor"] * options["pipeline"] * options["context"]
     if ranks % parts:
         raise InputError("--nodes", f"{ranks} boards are no multiple of {parts} ranks of a copy", "divide it otherwise")
     data = ranks // parts
@@ -206,14 +262,18 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
     chunks = options["chunks"] or (2 if options["schedule"] == "interleaved" else 1)
     return Layout(
         data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
-        micro_batches=count, sequence=options["sequence_parallel"], overlap_tensor=options["overlap_tensor"],
+        micro_batches=count, sequence=options["sequence_parallel"], blocks=_blocks(options["stages"]),
         **_exchange(options),
     )  # fmt: skip
 
 
 def _exchange(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
-    exchange = {name: options[name] for name in ("shard", "overlap", "master")}
+    names = (
+        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts", "offload",
+        "overlap_tensor", "waits", "blocking",
+    )  # fmt: skip
+    exchange = {name: options[name] for name in names} | {"exchange_context": options["context_exchange"]}
     if options["bucket_mb"] is not None:
         exchange["bucket_bytes"] = options["bucket_mb"] * 2**20
     return exchange | {"reduce_bytes": _REDUCE_BYTES[options["reduce_dtype"]]}
@@ -226,10 +286,10 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
 
     names = (
         "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
-        "assume", "precision",
+        "assume", "precision", "lora",
     )  # fmt: skip
     capture = CaptureOptions(
-        **({name: options[name] for name in names} | changed),
+        **({name: options[name] for name in names} | {"sequence": _tokens(options)} | changed),
         implementation=options["optimizer_kernels"],
         flash=has_flash_attention(board),
         parameters="" if options["param_dtype"] == "float32" else options["param_dtype"],
@@ -239,16 +299,39 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
     )
 
 
+def _blocks(text: str) -> tuple[int, ...]:
+    """Numbers of ``--stages``; none for equal parts and for parts of equal cost."""
+    if text in ("equal", "cost"):
+        return ()
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isdecimal() and 0 < int(size) < MOST_RANKS for size in sizes):
+        raise InputError("--stages", f"got {text!r}", "write equal, cost, or blocks of every part: 11,10,10,9")
+    return tuple(map(int, sizes))
+
+
+def _tokens(options: dict[str, Any]) -> int | None:
+    """Tokens of a sample that a rank works on."""
+    sequence, ranks = options["sequence"], options["context"]
+    if ranks == 1:
+        return sequence
+    if sequence is None:
+        raise InputError("--context", "needs the tokens of a sample", "add --sequence")
+    if sequence % (2 * ranks):
+        problem = f"{sequence} tokens have no {2 * ranks} equal pieces, two a rank"
+        raise InputError("--context", problem, "choose --sequence so")
+    return sequence // ranks
+
+
 def _searched(
-    model: str, where: tuple[str, str | None], ranks: int, rows: int, options: dict[str, Any]
+    model: str, where: tuple[str, str | None, int | None], ranks: int, rows: int, options: dict[str, Any]
 ) -> tuple[list[FittingPlan], int]:
-    """Plans that fit, the fastest first, and how many were tried; ``where`` names board and node."""
+    """Plans that fit, the fastest first, and how many were tried; ``where`` is board, node, and boards of it."""
     from daydream.plan.layout import Layout
     from daydream.plan.planned import planned
     from daydream.plan.search import CandidateOutcome, best, candidates, captures
 
     board = _board(where[0])
-    place = _node(board, where[1])
+    place = _node(board, *where[1:])
     if options["global_batch"] is None:
         raise InputError("--search", "needs the samples of a step", "add --global-batch")
     base = Layout(tensor=options["tensor"], pipeline=options["pipeline"], **_exchange(options))
@@ -260,7 +343,7 @@ def _searched(
         raise InputError("--global-batch", problem, "choose a multiple of the boards")
     engine = {name: options.pop(name) for name in ("jobs", "resume")}
     groups = captures(tried)
-    common = {"model": model, "device": where[0], "node": where[1], "options": options}
+    common = {"model": model, "device": where[0], "node": where[1], "boards": where[2], "options": options}
     parts = [
         common
         | {"batch": key.batch, "checkpoint": key.checkpoint}
@@ -280,7 +363,7 @@ def _searched(
         if key not in units_by_layout:
             changed = {"batch": candidate.batch, "checkpoint": candidate.checkpoint}
             units_by_layout[key] = _units(model, board, layout, options, **changed)
-        return planned(units_by_layout[key], layout, board, place, options["implementation"])
+        return planned(units_by_layout[key], layout, board, place, *_calls(options))
 
     return best(tried, [outcomes[each] for each in range(len(tried))], plan, board, rows), len(tried)
 
@@ -292,7 +375,12 @@ def search_part(part: Mapping[str, Any]) -> list[list[float]]:
 
     layouts = [Layout(**each) for each in part["layouts"]]
     board = _board(part["device"])
-    place, options = _node(board, part["node"]), part["options"]
+    place, options = _node(board, part["node"], part["boards"]), part["options"]
     changed = {"batch": part["batch"], "checkpoint": part["checkpoint"]}
     units = _units(part["model"], board, layouts[0], options, **changed)
-    return [list(outcome(units, layout, board, place)) for layout in layouts]
+    return [list(outcome(units, layout, board, place, *_calls(options))) for layout in layouts]
+
+
+def _calls(options: Mapping[str, Any]) -> tuple[Any, float, str]:
+    """Kernels that run, and the host that launches them."""
+    return options["implementation"], options["host_factor"], options["host"]

@@ -60,6 +60,12 @@ STEP_OPTIONS = (
         help="Of linear layers within the repeated blocks; all else keeps the step's type.",
     ),
     click.option(
+        "--lora",
+        default="",
+        metavar="rank=N[,modules=NAME,...]",
+        help="Train low-rank adapters of linear layers alone; without modules of all in the repeated blocks.",
+    ),
+    click.option(
         "--tf32/--no-tf32", "tf32", default=True, help="Convolutions of float32 may round to TF32: PyTorch's default."
     ),
     click.option(
@@ -96,9 +102,20 @@ def _options(command: Any) -> Any:
         ),
         click.option("--channels-last/--no-channels-last", default=False, help="Images and weights as NHWC."),
         click.option(
-            "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+            "--checkpoint",
+            default="none",
+            show_default=True,
+            metavar="none|full|selective|attention|MODULE",
+            help="Recomputed.",
         ),
         *STEP_OPTIONS,
+        click.option(
+            "--compiler",
+            type=choice(["inductor", "roller"]),
+            default="inductor",
+            show_default=True,
+            help="Of --compile; --compile=roller is short for both. Roller's backend predicts processors as well.",
+        ),
         click.option("--pass", "passes", multiple=True, metavar="NAME[:KEY=VALUE]", help="Changes (daydream passes)."),
         click.option(
             "--host", default="", metavar="NAME", help="Processor that launches; the board's usual one if none."
@@ -114,7 +131,19 @@ def _options(command: Any) -> Any:
     return with_options(*given)(command)
 
 
-@click.command("predict")
+class _PredictCommand(click.Command):
+    """A command that takes ``--compile=COMPILER`` besides ``--compile``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Arguments with the compiler as an option of its own."""
+        spelled: list[str] = []
+        for argument in args:
+            flag, _, compiler = argument.partition("=")
+            spelled += [flag, "--compiler", compiler] if flag == "--compile" and compiler else [argument]
+        return super().parse_args(ctx, spelled)
+
+
+@click.command("predict", cls=_PredictCommand)
 @_options
 def predict_command(
     *,
@@ -122,6 +151,7 @@ def predict_command(
     device: str,
     largest_batch: bool,
     price: tuple[str, ...],
+    compiler: str,
     passes: tuple[str, ...],
     out: Path | None,
     html: Path | None,
@@ -142,8 +172,15 @@ def predict_command(
         from roller.explain.picture import check_plot
 
         check_plot(plot)
-    devices = chosen_devices(device)
     batch = options.pop("batch")
+    if compiler == "roller" and options["compiles"]:
+        options["implementation"] = "faster"
+        processor = processor_named(device)
+        if processor is not None:
+            files = {"--out": out, "--html": html, "--plot": plot, "--pass": passes or None, "--price": price or None}
+            _on_processor(model, processor, batch, {**options, "largest_batch": largest_batch}, files, as_json)
+            return
+    devices = chosen_devices(device)
     if largest_batch and batch is not None:
         raise InputError("--largest-batch", "finds the batch size", "leave --batch out")
     batches = batch_sizes(batch)
@@ -169,6 +206,45 @@ def predict_command(
         write_chart(steps, plot)
     if single and (passes or out is not None or html is not None):
         _as_trace(steps[0], passes, out, html, rows, quiet=as_json)
+
+
+def processor_named(text: str) -> DeviceSpec | None:
+    """The processor of ``--device``; None where boards are meant."""
+    from hal.catalog import load_device
+    from roller.dynamo.kernels import is_processor
+
+    if text == "all" or "," in text:
+        return None
+    spec = load_device(text.strip())
+    return spec if is_processor(spec) else None
+
+
+def _on_processor(
+    model: str,
+    device: DeviceSpec,
+    batch: str | None,
+    options: Mapping[str, Any],
+    files: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    """The answer for a processor, of inference in float32."""
+    from daydream.prediction.answer import print_processor_step
+    from daydream.prediction.processor import processor_step
+
+    for option, given in files.items():
+        if given is not None:
+            raise InputError(option, "is of steps on boards", "leave it out for a processor")
+    for option, name, value in (("--mode", "mode", "inference"), ("--dtype", "dtype", "float32")):
+        if options[name] != value:
+            raise InputError(option, f"processors run {value} alone with this backend", f"give {option} {value}")
+    if options["largest_batch"]:
+        raise InputError("--largest-batch", "is of boards", "give --batch for a processor")
+    for size in batch_sizes(batch):
+        step = processor_step(model, device, {**options, "batch": size})
+        if as_json:
+            print_json(step.record())
+        else:
+            print_processor_step(step)
 
 
 def predicted_steps(

@@ -12,6 +12,7 @@ import click
 import numpy as np
 
 from daydream.command.outputs import print_json
+from daydream.command.recording import Recording
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ class SurveyRow:
         }
 
 
-def survey_folder(
-    trace: Path | None, folder: Path | None, *, out: Path | None, html: Path | None, number: int | None, as_json: bool
-) -> None:
+def survey_folder(recording: Recording, folder: Path | None, *, as_json: bool) -> None:
     """Prints a line for every trace of a folder.
 
     Raises:
@@ -66,7 +65,8 @@ def survey_folder(
     """
     if folder is None:
         raise InputError("TRACE", "is missing", "name a trace, or a folder of them with --dir")
-    given = [name for name, value in (("TRACE", trace), ("--out", out), ("--html", html), ("--step", number)) if value]
+    names = {"trace": "TRACE", "out": "--out", "html": "--html", "number": "--step"}
+    given = [option for name, option in names.items() if getattr(recording, name)]
     if given:
         raise InputError("--dir", f"does not go with {listed(given)}", "leave one of them out")
     rows = []

@@ -132,6 +132,63 @@ class _Sides(NamedTuple):
     width: int
 
 
+class Sides(NamedTuple):
+    """Sizes of an attention operator, whether keys are masked causally, and whether it makes gradients."""
+
+    b: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+    causal: bool
+    backward: bool
+
+
+def attention_sides(name: str, inputs: Inputs) -> Sides | None:
+    """The sizes of an attention operator; None where they were not recorded."""
+    backward = name in _BACKWARD
+    at = (_BACKWARD if backward else _FORWARD)[name]
+    query, key, value = (_sides(inputs.tensor(at.query + place), at.heads_first) for place in range(3))
+    if query is None or key is None or value is None:
+        return None
+    return Sides(
+        query.b, query.heads, key.heads, query.length, key.length, query.width, value.width,
+        bool(inputs.value(at.causal)), backward,
+    )  # fmt: skip
+
+
+def resized(
+    name: str, inputs: Inputs, *, queries: int | None = None, keys: int | None = None, parts: int = 1,
+    causal: bool | None = None,
+) -> Inputs:  # fmt: skip
+    """The arguments of an attention operator with other lengths, a part of the heads, or another mask.
+
+    Args:
+        name: of the operator.
+        inputs: its arguments.
+        queries: their length.
+        keys: length of keys and values.
+        parts: of the heads, of which one is left.
+        causal: whether there is a causal mask.
+    """
+    at = (_BACKWARD if name in _BACKWARD else _FORWARD)[name]
+    length_at, heads_at = (-2, -3) if at.heads_first else (-3, -2)
+    tensors = list(inputs.tensors)
+    for place, length in ((0, queries), (1, keys), (2, keys)):
+        tensor = tensors[at.query + place]
+        assert tensor is not None  # it has sides
+        dims = list(tensor.dims)
+        dims[length_at] = length or dims[length_at]
+        dims[heads_at] = max(dims[heads_at] // parts, 1)
+        tensors[at.query + place] = RecordedTensor(tuple(dims), tensor.dtype)
+    values = list(inputs.values)
+    if causal is not None and at.causal < len(values):
+        values[at.causal] = str(causal)
+    return Inputs(tuple(tensors), tuple(values), inputs.lists)
+
+
 def _sides(tensor: RecordedTensor | None, heads_first: bool) -> _Sides | None:
     """The sides of queries, keys or values; those without a batch lie one behind the other."""
     if tensor is None or len(tensor.dims) not in (3, 4):

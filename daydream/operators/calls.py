@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from daydream.operators.attention import counted_flops
 from daydream.operators.inputs import Inputs, RecordedTensor
-from daydream.operators.part_prices import Implementation, KernelPrice, PartKey, PartPrice, part_key, part_prices
+from daydream.operators.part_prices import (
+    Choice,
+    KernelPrice,
+    PartKey,
+    PartPrice,
+    part_key,
+    part_prices,
+)
 from daydream.operators.rules import describe, launches_nothing
 from daydream.operators.traffic import moved_bytes
 from daydream.operators.variants import attention_kernels, narrowed, varied
 from daydream.operators.work import Moved, Work, WorkPart
+from hal.support.errors import InputError, listed
 from sokoban.language.expression import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -76,7 +84,7 @@ def _with_tf32(work: Work) -> Work:
 def operator_prices(
     operators: Sequence[Operator],
     device: DeviceSpec,
-    implementation: Implementation = "library",
+    implementation: Choice = "library",
     *,
     attention: str = "",
     tf32: bool = True,
@@ -89,7 +97,8 @@ def operator_prices(
         operators: as a captured step has them, without those that run on the host (``launches`` is false), whose
             arguments look alike.
         device: an NVIDIA board.
-        implementation: the library's kernels, or Roller's ``best`` ones wherever it can build them.
+        implementation: the library's kernels, Roller's ``best`` ones wherever it can build them, or the ``faster`` of
+            both.
         attention: version of fused attention (:data:`daydream.operators.variants.VERSIONS`).
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
             by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
@@ -99,6 +108,9 @@ def operator_prices(
     Raises:
         InputError: the board runs no such library or attention, or there is no such implementation.
     """
+    if implementation not in get_args(Choice):
+        names = listed(get_args(Choice))
+        raise InputError("implementation", f"there is no {implementation!r}", f"use one of {names}")
     works = [work_of_call(*operator) for operator in operators]
     if tf32:
         rounded = {
@@ -121,8 +133,13 @@ def operator_prices(
         if any(by_library[part_key(part)].reason for part in work.parts)
     }
     by_library |= part_prices(instead.values(), device, "library")
-    best = part_prices(distinct.values(), device, implementation) if implementation != "library" else {}
-    prices = {key: _price(work, instead.get(key), by_library, best) for key, work in distinct.items()}
+    prices = {key: _price(work, instead.get(key), by_library, {}) for key, work in distinct.items()}
+    if implementation != "library":
+        best = part_prices(distinct.values(), device, "best")
+        ours = {key: _price(work, instead.get(key), by_library, best) for key, work in distinct.items()}
+        if implementation == "faster":
+            ours = {key: min(ours[key], prices[key], key=lambda price: price.seconds) for key in ours}
+        prices = ours
     return [prices[id(work)] if work is not None else _NOTHING for work in works]
 
 

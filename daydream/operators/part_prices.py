@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from roller.library.calls import PricedCall
 
 Implementation = Literal["best", "library"]
+#: The same, or for every operator the one that is expected to take less time.
+Choice = Literal["best", "library", "faster"]
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,9 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 
 
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
+    from daydream.operators.products import SHARED_WEIGHTS
     from roller.library import library_calls
-    from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, RMS, check_call
+    from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, RMS, SHARED, check_call
     from roller.library.products.matrix_gemm import has_matrix_gemm
 
     data = json.loads(key.text)
@@ -194,6 +197,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
         check_call(call, device)
     if key.variant == TF32 and has_matrix_gemm(device, TF32):
         calls = [replace(call, dtype=TF32) if call.kind == "gemm" else call for call in calls]
+    if key.variant == SHARED_WEIGHTS and has_matrix_gemm(device, calls[0].dtype):
+        calls = [replace(call, variant=SHARED) for call in calls]
     if key.variant == RMS:
         calls = [replace(call, variant=RMS) for call in calls]
     if key.sizes and calls[0].kind == "convolution":

@@ -19,6 +19,9 @@ PRODUCTS = frozenset(
 #: Products whose first input is added to the result.
 _BIASED = ("addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv")
 
+#: Variant of batched products whose second operand is one matrix, repeated.
+SHARED_WEIGHTS = "shared weights"
+
 _BATCHED = ("bmm", "baddbmm", "addbmm")
 
 
@@ -59,10 +62,11 @@ def product(call: Call) -> Work | str:
         if b.strides and "transpose_b" not in data:
             # Who says nothing means the weights of a linear layer.
             data["transpose_b"] = False
-    moved = count * (m * k + k * n + m * n) * DTYPE_BYTES[dtype]
-    return Work(
-        kind="matrix product", parts=(WorkPart(data),), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype
-    )
+    # PyTorch repeats a layer's weights for a batch by a stride of 0 where it does not fold the batch into rows.
+    is_shared = count > 1 and len(b.strides) == 3 and b.strides[0] == 0
+    moved = (count * (m * k + m * n) + (1 if is_shared else count) * k * n) * DTYPE_BYTES[dtype]
+    part = WorkPart(data, variant=SHARED_WEIGHTS if is_shared else "")
+    return Work(kind="matrix product", parts=(part,), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype)
 
 
 def _product_sizes(stem: str, left: Dims, right: Dims) -> _ProductSizes | None:
@@ -94,6 +98,10 @@ def _column_major(tensor: RecordedTensor) -> bool:
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
 
 
+#: What is supposed of grouped products.
+EVEN = "tokens spread evenly over experts"
+
+
 def grouped_product(call: Call) -> Work | str:
     """The work of ``_grouped_mm``, a product per expert: rows, or summands, are taken to be spread evenly over them."""
     a, b = call.inputs.tensor(0), call.inputs.tensor(1)
@@ -116,8 +124,7 @@ def grouped_product(call: Call) -> Work | str:
     part = WorkPart(data, variant=GROUPED)
     total = moved_bytes(call.inputs, call.outputs)
     flops = 2.0 * experts * m * n * k
-    assumed = "tokens spread evenly over experts"
-    return Work(kind="matrix product", parts=(part,), flops=flops, bytes=total, dtype=dtype, assumed=assumed)
+    return Work(kind="matrix product", parts=(part,), flops=flops, bytes=total, dtype=dtype, assumed=EVEN)
 
 
 # Recurrent layers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from daydream.operators.products import EVEN
 from daydream.operators.work import Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.layers import SCALED_PRECISIONS
@@ -27,6 +28,12 @@ CAPTURED = {
 
 #: Names of ``--precision``: 16 bits, and those of narrow linear layers.
 PRECISIONS = ("16-bit", *SCALED_PRECISIONS)
+
+#: Numbers of grouped products by ``--precision``; matrix units scale MXFP8's blocks themselves.
+_GROUPED = {
+    "fp8-tensorwise": "fp8-tensorwise", "fp8-rowwise": "fp8-tensorwise", "fp8-block": "fp8-block",
+    "mxfp8": "fp8-tensorwise", "nvfp4": "nvfp4",
+}  # fmt: skip
 
 #: Multiple that rows and columns of narrow operands must be.
 _SIDE = 16
@@ -90,7 +97,20 @@ def narrowed(work: Work, precision: str) -> Work:
     """
     if work.kind != "matrix product":
         return work
+    if work.assumed == EVEN:
+        return replace(work, parts=tuple(_narrow_groups(part, precision) for part in work.parts))
     return replace(work, parts=tuple(_narrowed(part, precision) for part in work.parts))
+
+
+def _narrow_groups(part: WorkPart, precision: str) -> WorkPart:
+    """Products of experts' rows by their weights; that of the weights' gradient sums along rows, at the same price."""
+    data = part.data
+    numbers = _GROUPED.get(precision)
+    if numbers is None or data.get("dtype") not in _WIDE or any(data[name] % _SIDE for name in ("n", "k")):
+        return part
+    rows, groups = data["m"] * data["b"], data["b"]
+    sizes = {"m": rows, "groups": groups, "n": data["n"], "k": data["k"], "precision": numbers}
+    return replace(part, data={"op": "grouped_matmul", **sizes}, variant="")
 
 
 def _narrowed(part: WorkPart, precision: str) -> WorkPart:

@@ -1,8 +1,9 @@
 """What-if passes: functions from one graph to the next, found by name, their assumptions as parameters.
 
-A pass is registered with :func:`what_if`; its keyword parameters, with their annotations and defaults, are what a
-user can set (``--pass ddp:workers=8,bandwidth=12.5``). It returns an :class:`Outcome`. Every module of this package
-is imported the first time a pass is looked up.
+A pass is registered with :func:`what_if`, a function of a graph or a frozen dataclass that is called with one. Its
+keyword parameters or fields, with their annotations and defaults, are what a user can set (``--pass
+ddp:workers=8,bandwidth=12.5``). It returns an :class:`Outcome`. Every module of this package is imported the first
+time a pass is looked up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from keyword import iskeyword
-from typing import Any
+from typing import Any, TypeVar
 
 from daydream.graph.graph import TaskGraph
 
@@ -74,28 +75,45 @@ class WhatIf:
 _REGISTERED: dict[str, WhatIf] = {}
 
 
-def what_if(name: str) -> Callable[[PassFunction], PassFunction]:
-    """Registers a function ``f(graph, *, parameter: type = default, ...) -> Outcome`` under this name."""
+_P = TypeVar("_P", bound=Callable[..., Any])
 
-    def register(function: PassFunction) -> PassFunction:
-        _REGISTERED[name] = WhatIf(name, function, parameters_of(function))
-        return function
+
+def what_if(name: str) -> Callable[[_P], _P]:
+    """Registers a pass under this name.
+
+    It is a function ``f(graph, *, parameter: type = default, ...) -> Outcome``, or a frozen dataclass whose fields are
+    the parameters and whose instances are called with the graph: for passes whose parts share many of them.
+    """
+
+    def register(definition: _P) -> _P:
+        function = _of_class(definition) if inspect.isclass(definition) else definition
+        _REGISTERED[name] = WhatIf(name, function, parameters_of(definition))
+        return definition
 
     return register
 
 
-def parameters_of(function: PassFunction) -> tuple[Parameter, ...]:
-    """The keyword parameters of a pass, those after the graph.
+def _of_class(definition: Callable[..., Any]) -> PassFunction:
+    def function(graph: TaskGraph, **parameters: Any) -> Outcome:
+        outcome: Outcome = definition(**parameters)(graph)
+        return outcome
+
+    function.__doc__ = definition.__doc__
+    return function
+
+
+def parameters_of(definition: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The keyword parameters of a pass: of a function those after the graph, of a dataclass its fields.
 
     Raises:
         TypeError: a parameter is annotated with something else than bool, int, float or str.
     """
     types = {"bool": bool, "int": int, "float": float, "str": str}
     parameters = []
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+    for parameter in list(inspect.signature(definition).parameters.values())[not inspect.isclass(definition) :]:
         annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
         if annotation not in types:
-            raise TypeError(f"{function.__name__}: {parameter.name} must be annotated as bool, int, float or str")
+            raise TypeError(f"{definition.__name__}: {parameter.name} must be annotated as bool, int, float or str")
         required = parameter.default is inspect.Parameter.empty
         default = None if required else parameter.default
         parameters.append(Parameter(parameter.name.rstrip("_").replace("_", "-"), types[annotation], default, required))

@@ -24,7 +24,7 @@ def print_plan(step: PlannedStep, rows: int) -> None:
     print_table(_stages(step, rows))
     print_line()
     print_table(_memory(step))
-    for sentence in step.costs.units.capture.assumed:
+    for sentence in (*step.costs.units.capture.assumed, *step.layout.assumed):
         print_line(f"assumed: {sentence}")
 
 

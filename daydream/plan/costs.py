@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.graph.graph import Phase
-from daydream.operators.calls import KernelPrice, OperatorPrice
+from daydream.operators.calls import KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.inputs import Inputs, RecordedTensor
+from daydream.plan.context import share_attention
+from daydream.plan.experts import add_exchange
 from daydream.plan.layout import Layout
+from daydream.plan.offload import HostUpdate
+from daydream.plan.sizes import Sizes
 from daydream.prediction.step import LAUNCH_LATENCY, PredictedStep, predicted
 from daydream.trace.dtypes import element_bytes
 from daydream.trace.trace import Ints
@@ -21,7 +25,7 @@ from hal.spec.power import settled
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture, CapturedOperator
-    from daydream.operators.calls import Implementation
+    from daydream.operators.part_prices import Implementation
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec
@@ -81,8 +85,12 @@ class Costs:
         return np.array([price.seconds for price in self.step.prices], np.float64)
 
     @cached_property
-    def _is_collective(self) -> np.ndarray:
-        return np.array([each.name in _COLLECTIVES for each in self.units.capture.operators], np.bool_)
+    def _exchanged(self) -> np.ndarray:
+        """Of every operator's seconds, those of collectives."""
+        return np.array([
+            sum(kernel.seconds for kernel in price.kernels if kernel.model == "collectives")
+            for price in self.step.prices
+        ], np.float64)  # fmt: skip
 
     def passing(self, members: Sequence[int], phase: Phase) -> Pass:
         """Some units in a row going one way; backward, the last of them is first."""
@@ -100,7 +108,7 @@ class Costs:
         seconds, host = self._seconds[rows], self.step.host[rows]
         busy = np.flatnonzero(seconds > 0)
         lead = float(host[: busy[0] + 1].sum()) + LAUNCH_LATENCY if len(busy) else 0.0
-        exchanged = float(seconds[self._is_collective[rows]].sum())
+        exchanged = float(self._exchanged[rows].sum())
         return Pass(float(seconds.sum()), lead, float(host.sum()), exchanged)
 
     def update(self, members: Sequence[int]) -> Pass:
@@ -109,34 +117,73 @@ class Costs:
         captured = sum(each.tensor.elements for each in self.units.capture.parameters if each.trained)
         trained = float(self.units.trained[list(members)].sum())
         share = trained / captured if captured else 0.0
-        device = full_pass.device * share + self._copied(trained)
+        device = full_pass.device * share + self._copied(members)
         return Pass(device, min(full_pass.lead, full_pass.host * share), full_pass.host * share, 0.0)
 
-    def _copied(self, elements: float) -> float:
+    def _copied(self, members: Sequence[int]) -> float:
         """Seconds in which gradients of 16 bits become float32 and parameters are copied back from float32."""
         layout = self.layout
         sizes = [element_bytes(each.tensor.dtype) for each in self.units.capture.parameters if each.trained]
         if layout.shard == "fsdp" or not layout.master or not sizes or min(sizes) >= _FULL_BYTES:
             return 0.0
-        elements_of_rank = elements / (layout.data if layout.shard in ("zero1", "zero2") else 1)
-        moved = 2 * elements_of_rank * (min(sizes) + _FULL_BYTES)
+        moved = 2 * self.kept(members) * (min(sizes) + _FULL_BYTES)
         return moved / self.step.device.dram.bandwidth_bytes_per_second
+
+    def kept(self, members: Sequence[int]) -> float:
+        """Elements of some units' parameters that the rank updates: its part where ranks share states."""
+        total = 0.0
+        for unit in members:
+            trained = self.units.sizes(unit, lambda each: each.tensor.elements * each.trained)
+            shared, experts = (self.layout.group(experts=kind) for kind in (False, True))
+            divided = self.layout.shard != "none"
+            total += trained.shared / (shared if divided else 1) + trained.experts / (experts if divided else 1)
+        return total
+
+    @cached_property
+    def host_update(self) -> HostUpdate | None:
+        """The update in the host's memory; None where it is on the board."""
+        if self.layout.offload == "none" or self.node is None or self.node.host is None:
+            return None
+        return HostUpdate(host=self.node.host, ranks=min(self.layout.ranks, self.node.boards))
+
+    @cached_property
+    def element_bytes(self) -> tuple[float, float]:
+        """Bytes of an element of a gradient as it is exchanged, and of a parameter, of the widest that are trained."""
+        sizes = [element_bytes(each.tensor.dtype) for each in self.units.capture.parameters if each.trained]
+        size = max(sizes, default=_FULL_BYTES)
+        return self.layout.reduce_bytes or size, size
+
+    @cached_property
+    def states(self) -> int:
+        """States of the optimizer for every parameter."""
+        capture = self.units.capture
+        trained = sum(each.tensor.bytes for each in capture.parameters if each.trained)
+        total = sum(each.bytes for each in capture.storages if each.kind == "optimizer")
+        return total // trained if trained else 0
 
     # Collectives between ranks
 
-    def exchange(self, collective: str, size: float) -> float:
-        """Seconds of a collective of the data direction."""
-        if self.node is None or self.layout.data == 1 or size < 1:
+    def exchange(self, collective: str, size: Sizes) -> float:
+        """Seconds of a collective of the data direction; experts are exchanged by those that have the same ones."""
+        if self.node is None:
             return 0.0
-        return _seconds(collective, size, self.layout.data, self.node, self.layout.data_per_node(self.node))
+        total = 0.0
+        for part, experts in ((size.shared, False), (size.experts, True)):
+            ranks = self.layout.group(experts=experts)
+            if ranks > 1 and part >= 1:
+                total += _seconds(
+                    collective, part, ranks, self.node, self.layout.data_per_node(self.node, experts=experts)
+                )
+        return total
 
     def copied_out(self, unit: int) -> float:
         """Seconds in which FSDP copies a unit's parameters out of the array that was gathered."""
-        return 2 * self.unit_bytes(unit) / self.step.device.dram.bandwidth_bytes_per_second
+        return 2 * self.unit_bytes(unit).total / self.step.device.dram.bandwidth_bytes_per_second
 
     def copied_in(self, unit: int) -> float:
         """Seconds in which FSDP copies a unit's gradients into the array that is sent, in the type of the exchange."""
-        moved = self.unit_bytes(unit) + self.gradient_bytes(unit)
+        trained = self.units.sizes(unit, lambda each: each.tensor.bytes * each.trained)
+        moved = trained.plus(self.gradient_bytes(unit)).total
         return moved / self.step.device.dram.bandwidth_bytes_per_second
 
     def slowed(self, exchanged: float) -> float:
@@ -165,14 +212,17 @@ class Costs:
             return 0.0
         return float(units.capture.storages[max(read, key=made.__getitem__)].bytes)
 
-    def unit_bytes(self, unit: int) -> float:
+    def unit_bytes(self, unit: int) -> Sizes:
         """Bytes of a unit's parameters as the step computes with them."""
-        return float(sum(each.tensor.bytes for each in self.units.parameters_of(unit)))
+        return self.units.sizes(unit, lambda each: each.tensor.bytes)
 
-    def gradient_bytes(self, unit: int) -> float:
+    def gradient_bytes(self, unit: int) -> Sizes:
         """Bytes of a unit's gradients as they are exchanged."""
-        trained = [each.tensor for each in self.units.parameters_of(unit) if each.trained]
-        return float(sum(each.elements * (self.layout.reduce_bytes or element_bytes(each.dtype)) for each in trained))
+        return self.units.sizes(
+            unit,
+            lambda each: each.trained * each.tensor.elements
+            * (self.layout.reduce_bytes or element_bytes(each.tensor.dtype)),
+        )  # fmt: skip
 
 
 def costs_of(
@@ -182,6 +232,7 @@ def costs_of(
     node: NodeSpec | None,
     implementation: Implementation = "library",
     host: float = 1.0,
+    processor: str = "",
 ) -> Costs:
     """Times of a plan's parts.
 
@@ -192,6 +243,7 @@ def costs_of(
         node: where the boards are; None for one board.
         implementation: of kernels.
         host: what the host takes for its calls over what PyTorch's own modules take.
+        processor: that launches, by its name; empty for the board's usual one.
 
     Raises:
         InputError: the board runs no such library.
@@ -199,8 +251,8 @@ def costs_of(
     capture = units.capture
     # A job of many boards runs for hours.
     device = settled(device)
-    changed = replace(capture, operators=tuple(_part_of_rank(each, capture, layout) for each in capture.operators))
-    (step,) = predicted(changed, [device], implementation)
+    changed = replace(capture, operators=tuple(_part_of_rank(each, units, layout) for each in capture.operators))
+    (step,) = predicted(changed, [device], implementation, processor)
     prices = list(step.prices)
     for row, operator in enumerate(capture.operators):
         if operator.name in _COLLECTIVES:
@@ -209,8 +261,33 @@ def costs_of(
                 seconds = _exposed(seconds, _beside(prices, row), _COLLECTIVES[operator.name], layout.tensor)
             kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collectives")
             prices[row] = OperatorPrice(kernels=(kernel,))
+    if node is not None:
+        _share_context(prices, capture, layout, device, node)
+    add_exchange(prices, units, layout, node)
     step = replace(step, prices=tuple(prices), host=step.host * host)
     return Costs(units=units, layout=layout, step=step, node=node)
+
+
+def _share_context(
+    prices: list[OperatorPrice], capture: Capture, layout: Layout, device: DeviceSpec, node: NodeSpec
+) -> None:
+    """Attention and its exchanges where ranks share samples."""
+    per_node = layout.context_per_node(node)
+
+    def priced(operator: CapturedOperator, inputs: Inputs) -> OperatorPrice:
+        (price,) = operator_prices(
+            [(operator.name, inputs, operator.outputs)], device, "library", attention=capture.attention
+        )
+        return price
+
+    def exchanged(collective: str, size: float) -> float:
+        if collective == "send":
+            # One of the ring's neighbours is in another node where it does not fit in one.
+            return _seconds("send", size, 2, node, 2 if per_node == layout.context else 1)
+        return _seconds(collective, size, layout.context, node, per_node)
+
+    bandwidth = device.dram.bandwidth_bytes_per_second
+    share_attention(prices, capture.operators, layout, priced, exchanged, bandwidth)
 
 
 def _beside(prices: Sequence[OperatorPrice], row: int) -> float:
@@ -256,15 +333,15 @@ def _seconds(collective: str, size: float, ranks: int, node: NodeSpec, per_node:
     return float(collective_seconds(collective, size, ranks, node, per_node=per_node).kernel_seconds)
 
 
-def _part_of_rank(operator: CapturedOperator, capture: Capture, layout: Layout) -> CapturedOperator:
+def _part_of_rank(operator: CapturedOperator, units: Units, layout: Layout) -> CapturedOperator:
     """An operator of the update over the part of the parameters that a rank keeps, in full precision."""
     if operator.phase != Phase.UPDATE:
         return operator
-    ranks = layout.data if layout.shard != "none" else 1
 
     def part(tensor: RecordedTensor) -> RecordedTensor:
         if not tensor.dims or tensor.elements == 1:
             return tensor
+        ranks = layout.group(experts=tensor.dims in units.expert_dims) if layout.shard != "none" else 1
         # Sizes of one row keep equal parameters equal.
         dtype = _FULL if layout.master and element_bytes(tensor.dtype) < element_bytes(_FULL) else tensor.dtype
         return RecordedTensor((ceil(tensor.elements / ranks),), dtype, (1,))

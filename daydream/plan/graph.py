@@ -12,8 +12,9 @@ these do and gathers the parameters behind the update. What a stage makes is sen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,15 @@ from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, T
 from daydream.passes.basis.sharding import HELD_UNITS
 from daydream.plan.costs import Costs, Pass
 from daydream.plan.layout import orders
+from daydream.plan.offload import HostUpdate
+from daydream.plan.sizes import Sizes
 from daydream.trace.trace import NONE
 
-#: Streams of a rank: kernels, gathers, exchanges of gradients, messages to other stages forward and backward.
-STREAMS = ("kernels", "all-gather", "gradients", "to the next stage", "to the stage before")
+#: Streams of a rank: kernels, gathers, exchanges of gradients, messages to other stages forward and backward, copies to
+#: the host's memory and from it.
+STREAMS = (
+    "kernels", "all-gather", "gradients", "to the next stage", "to the stage before", "to the host", "from the host",
+)  # fmt: skip
 
 _US = 1e6
 
@@ -121,7 +127,7 @@ class _Builder:
             mark=mark.astype(np.int64), operator=np.full(count, NONE), event=np.full(count, NONE),
             bytes=size.astype(np.float64), priority=np.zeros(count, np.int64), recorded_us=np.full(count, np.nan),
             edge_source=edges[:, 0], edge_target=edges[:, 1], edge_kind=edges[:, 2], edge_lag_us=np.zeros(len(edges)),
-            workers=self.costs.layout.data,
+            workers=self.costs.layout.sharers,
         )  # fmt: skip
 
 
@@ -134,13 +140,15 @@ class _Stage:
 
     def __post_init__(self) -> None:
         layout, units = self.costs.layout, self.costs.units
-        runs = units.stages(layout.pipeline * layout.chunks)
+        runs = units.stages(layout.pipeline * layout.chunks, layout.blocks)
         self.parts = [runs[chunk * layout.pipeline + self.stage] for chunk in range(layout.chunks)]
-        self.parallel = layout.data > 1 and self.costs.node is not None
+        self.parallel = layout.sharers > 1 and self.costs.node is not None
         self.sharded = self.parallel and layout.shard == "fsdp"
         self.exchanged: list[int] = []
-        self.filling: float = 0.0
+        self.filling = Sizes()
         self.waits = layout.waits and layout.pipeline > 1
+        # The message that kernels wait for, where sends block them.
+        self.sending: list[int] = []
         # The kernels of every pass so far, in order, and of the units' forward passes.
         self.passed: list[int] = []
         self.forward: dict[str, int] = {}
@@ -227,7 +235,8 @@ class _Stage:
         title = f"{name} {micro_batch}" + (f" of {layer}" if layer else "")
         # The first task of a pass is the host's, the third its kernels.
         launch, kernels = len(self.build_.rows), len(self.build_.rows) + 2
-        done = self.build_.run(self.stage, title, taken, phase, layer, after)
+        done = self.build_.run(self.stage, title, taken, phase, layer, [*after, *self.sending])
+        self.sending = []
         if first:
             waiting = launch if self.waits else kernels
             self.build_.awaited.append((self._key(phase == Phase.FORWARD, micro_batch, chunk, sent=False), waiting))
@@ -281,21 +290,30 @@ class _Stage:
             "send", thread, seconds, kind=TaskKind.COMMUNICATION, phase=phase,
             size=self.costs.boundary_bytes, after=[done],
         )  # fmt: skip
+        if layout.blocking:
+            self.sending = [self.build_.sent[key]]
 
     def _gather(self, members: Sequence[int], name: str, phase: Phase) -> list[int]:
         """FSDP's all-gather of some units' parameters: the task to wait for."""
-        size = sum(self.costs.unit_bytes(unit) for unit in members)
-        if not size:
+        size = self._sum(self.costs.unit_bytes, members)
+        if not size.total:
             return []
         # The host asks for it in its turn: after it has launched what stands before. The array of the unit before the
         # last one must have been copied out, and a unit that is gathered again must have been given up.
         asked = [*self._host_row(), *self.passed[-HELD_UNITS - 1 : -HELD_UNITS]]
         if phase == Phase.BACKWARD:
             asked += [self.forward[name]] if name in self.forward else []
+        update = self.costs.host_update
+        if update is not None and self.costs.layout.offload == "parameters":
+            part = size.shared / self.costs.layout.group() + size.experts / self.costs.layout.group(experts=True)
+            asked = [self.build_.add(
+                f"{name} from the host", self.build_.stream(self.stage, 6), update.copy_seconds(part),
+                kind=TaskKind.COMMUNICATION, phase=phase, size=part, after=asked,
+            )]  # fmt: skip
         thread = self.build_.stream(self.stage, 1)
         row = self.build_.add(
             f"all-gather {name}", thread, self.costs.exchange("all_gather", size), kind=TaskKind.COMMUNICATION,
-            phase=phase, size=size, after=asked,
+            phase=phase, size=size.total, after=asked,
         )  # fmt: skip
         return [row]
 
@@ -312,45 +330,92 @@ class _Stage:
         if self.sharded:
             self._reduce([unit], self._name(unit), done)
             return
-        self.filling += self.costs.gradient_bytes(unit)
-        while self.filling >= self.costs.layout.bucket_bytes:
-            self._all_reduce(self.costs.layout.bucket_bytes, done)
-            self.filling -= self.costs.layout.bucket_bytes
+        self.filling = self.filling.plus(self.costs.gradient_bytes(unit))
+        count = int(self.filling.total // self.costs.layout.bucket_bytes)
+        if count:
+            bucket = self.filling.times(self.costs.layout.bucket_bytes / self.filling.total)
+            self._all_reduce(bucket, done, count)
+            self.filling = self.filling.plus(bucket.times(-float(count)))
 
     def _flush(self, done: int) -> None:
-        if self.filling:
+        if self.filling.total:
             self._all_reduce(self.filling, done)
-            self.filling = 0.0
+            self.filling = Sizes()
 
     def _exchange_all(self, members: Sequence[int], done: int) -> None:
         """All gradients behind the backward pass."""
-        self._all_reduce(sum(self.costs.gradient_bytes(unit) for unit in members), done)
+        self._all_reduce(self._sum(self.costs.gradient_bytes, members), done)
 
-    def _all_reduce(self, size: float, done: int) -> None:
+    @staticmethod
+    def _sum(bytes_of: Callable[[int], Sizes], members: Sequence[int]) -> Sizes:
+        return reduce(Sizes.plus, map(bytes_of, members), Sizes())
+
+    def _all_reduce(self, size: Sizes, done: int, count: int = 1) -> None:
         collective = "reduce_scatter" if self.costs.layout.shard != "none" else "all_reduce"
-        self._exchange_task(collective, f"{collective.replace('_', '-')} of gradients", size, done)
+        self._exchange_task(collective, f"{collective.replace('_', '-')} of gradients", size, done, count)
 
     def _reduce(self, members: Sequence[int], name: str, done: int) -> None:
-        size = sum(self.costs.gradient_bytes(unit) for unit in members)
+        size = self._sum(self.costs.gradient_bytes, members)
         self._exchange_task("reduce_scatter", f"reduce-scatter {name}", size, done)
 
-    def _exchange_task(self, collective: str, name: str, size: float, done: int) -> None:
-        if not size:
+    def _exchange_task(self, collective: str, name: str, size: Sizes, done: int, count: int = 1) -> None:
+        """An exchange of gradients, or several equal ones one after the other."""
+        if not size.total:
             return
-        seconds = self.costs.exchange(collective, size)
+        seconds = count * self.costs.exchange(collective, size)
         thread = self.build_.stream(self.stage, 2)
         row = self.build_.add(
-            name, thread, seconds, kind=TaskKind.COMMUNICATION, phase=Phase.BACKWARD, size=size, after=[done]
+            name,
+            thread,
+            seconds,
+            kind=TaskKind.COMMUNICATION,
+            phase=Phase.BACKWARD,
+            size=count * size.total,
+            after=[done],
         )
         self.exchanged.append(row)
 
     def _update(self) -> None:
         members = [unit for part in self.parts for unit in part]
-        taken = self.costs.update(members)
-        done = self.build_.run(self.stage, "update", taken, Phase.UPDATE, "", self.exchanged[-1:])
+        if self.costs.host_update is not None:
+            done = self._update_on_host(self.costs.host_update, members)
+        else:
+            taken = self.costs.update(members)
+            done = self.build_.run(self.stage, "update", taken, Phase.UPDATE, "", self.exchanged[-1:])
         if self.parallel and self.costs.layout.shard in ("zero1", "zero2"):
-            size = sum(self.costs.unit_bytes(unit) for unit in members)
+            size = self._sum(self.costs.unit_bytes, members)
             self.build_.add(
                 "all-gather of parameters", self.build_.stream(self.stage, 1), self.costs.exchange("all_gather", size),
-                kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=size, after=[done],
+                kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=size.total, after=[done],
             )  # fmt: skip
+
+    def _update_on_host(self, update: HostUpdate, members: Sequence[int]) -> int:
+        """The processors update behind the last gradient's copy, and parameters come back while they do."""
+        costs = self.costs
+        elements = costs.kept(members)
+        sent, back = costs.element_bytes
+        behind = self.exchanged[-1:] or self.passed[-1:]
+        # Copies of gradients began with the first of them.
+        first = self.exchanged[:1] or self.passed[-1:]
+        copied = self.build_.add(
+            "gradients to the host", self.build_.stream(self.stage, 5), update.copy_seconds(elements * sent),
+            kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=elements * sent, after=first,
+        )  # fmt: skip
+        waited = self.build_.add(
+            "wait for gradients", self.build_.host(self.stage), 0.0, kind=TaskKind.CPU, phase=Phase.UPDATE,
+            after=[copied, *behind],
+        )  # fmt: skip
+        seconds = update.update_seconds(elements, costs.states, sent, back)
+        done = self.build_.add(
+            "update on the host", self.build_.host(self.stage), seconds, kind=TaskKind.CPU, phase=Phase.UPDATE
+        )
+        if costs.layout.offload == "parameters":
+            return done
+        returned = self.build_.add(
+            "parameters from the host", self.build_.stream(self.stage, 6), update.copy_seconds(elements * back),
+            kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=elements * back, after=[waited],
+        )  # fmt: skip
+        return self.build_.add(
+            "end of the update", self.build_.stream(self.stage, 6), 0.0, kind=TaskKind.COMMUNICATION,
+            phase=Phase.UPDATE, after=[returned, done],
+        )  # fmt: skip

@@ -11,6 +11,12 @@ from hal.support.errors import InputError
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Shard = Literal["none", "zero1", "zero2", "fsdp"]
+#: How ranks that share a sequence get at each other's keys and values.
+ContextExchange = Literal["ring", "all-gather", "ulysses"]
+#: Whose kernels carry tokens to their experts and back.
+Dispatch = Literal["nccl", "deepep"]
+#: What lies in the host's memory: states of the optimizer with what it updates, or parameters and gradients, too.
+Offload = Literal["none", "optimizer", "parameters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +25,9 @@ class Layout:
 
     Attributes:
         data: copies of the model that work on samples of their own.
+        context: boards that share every sample's tokens; in the exchange of gradients they count as copies.
+        expert: boards that share the experts of every layer: out of those of the data and context directions, and of
+            tensor ranks where these hold a part of the sequence each.
         tensor: boards that share every layer.
         pipeline: stages, one after the other.
         schedule: in which order a stage takes micro-batches: ``gpipe`` forward all, then backward all; ``1f1b``
@@ -36,9 +45,18 @@ class Layout:
         reduce_bytes: of an element of a gradient that is exchanged; 0 for that of the gradient itself.
         waits: whether a stage's host waits for its device after every message, as Megatron's does behind
             ``batch_isend_irecv``; else it runs ahead.
+        exchange_context: how ranks of the context direction get at each other's keys and values.
+        dispatch: whose kernels carry tokens to their experts and back.
+        imbalance: tokens of the busiest rank's experts over the mean.
+        overlap_experts: whether shared experts run while tokens are carried.
+        offload: what lies in the host's memory and is updated there.
+        blocks: blocks of every part of a pipeline, chunk after chunk; empty for equal parts.
+        blocking: whether a stage's kernels wait until what they made has been sent.
     """
 
     data: int = 1
+    context: int = 1
+    expert: int = 1
     tensor: int = 1
     pipeline: int = 1
     schedule: Schedule = "1f1b"
@@ -52,11 +70,32 @@ class Layout:
     master: bool = True
     reduce_bytes: int = 0
     waits: bool = False
+    exchange_context: ContextExchange = "ring"
+    dispatch: Dispatch = "nccl"
+    imbalance: float = 1.0
+    overlap_experts: bool = False
+    offload: Offload = "none"
+    blocks: tuple[int, ...] = ()
+    blocking: bool = False
 
     @property
     def ranks(self) -> int:
         """Boards of the step."""
-        return self.data * self.tensor * self.pipeline
+        return self.sharers * self.tensor * self.pipeline
+
+    @property
+    def sharers(self) -> int:
+        """Boards with the same part of the model, which exchange its gradients."""
+        return self.data * self.context
+
+    def group(self, *, experts: bool = False) -> int:
+        """Boards that exchange gradients of the same parameters: of experts those with the same ones."""
+        return self.token_ranks // self.expert if experts else self.sharers
+
+    @property
+    def token_ranks(self) -> int:
+        """Boards of a stage with tokens of their own between attention layers."""
+        return self.sharers * (self.tensor if self.sequence else 1)
 
     @property
     def words(self) -> str:
@@ -66,8 +105,30 @@ class Layout:
         'fsdp 4, tensor 2'
         """
         shared: str = self.shard if self.shard != "none" else "data"
-        named = [(shared, self.data), ("tensor", self.tensor), ("pipeline", self.pipeline)]
+        named = [
+            (shared, self.data), ("context", self.context), ("expert", self.expert), ("tensor", self.tensor),
+            ("pipeline", self.pipeline),
+        ]  # fmt: skip
         return ", ".join(f"{name} {count}" for name, count in named if count > 1) or "one board"
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Suppositions of the plan, a sentence each."""
+        said = []
+        if self.context > 1:
+            said.append(
+                f"{self.context} ranks share every sample's tokens, {self.exchange_context}, equally by zig-zag"
+            )
+        if self.expert > 1:
+            said.append(
+                f"tokens reach experts by {self.dispatch}, the busiest rank's {self.imbalance:g} times the mean, "
+                + ("beside shared experts" if self.overlap_experts else "waited for")
+            )
+        if self.offload != "none":
+            said.append("the host updates what ranks keep, at half of its memory's bandwidth")
+        if self.tensor > 1:
+            said.append(f"exchanges within layers {'overlap products' if self.overlap_tensor else 'are waited for'}")
+        return tuple(said)
 
     def check(self, node: NodeSpec | None) -> None:
         """Refuses what no job can be.
@@ -75,13 +136,14 @@ class Layout:
         Raises:
             InputError: a number is out of range, the boards do not fill their nodes, or the schedule does not fit.
         """
-        for name in ("data", "tensor", "pipeline", "micro_batches", "chunks"):
+        for name in ("data", "context", "expert", "tensor", "pipeline", "micro_batches", "chunks"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}", f"got {getattr(self, name)}", "write 1 or more")
         if self.shard == "zero2" and self.pipeline > 1:
             raise InputError("--shard zero2", "gradients of stages stay until the last micro-batch", "use zero1")
         if self.overlap_tensor and self.tensor == 1:
             raise InputError("--overlap-tensor", "is of several tensor ranks", "add --tensor, or leave it out")
+        self._check_sharing(node)
         if self.schedule == "interleaved":
             if self.chunks < 2 or self.pipeline < 2:
                 raise InputError("--schedule interleaved", "needs several stages of several chunks", "add --chunks 2")
@@ -90,8 +152,28 @@ class Layout:
                 raise InputError("--micro-batches", problem, f"write a multiple of {self.pipeline}")
         elif self.chunks > 1:
             raise InputError("--chunks", f"{self.schedule} has one chunk on a stage", "add --schedule interleaved")
-        if node is None:
-            return
+        if node is not None:
+            self._check_node(node)
+
+    def _check_sharing(self, node: NodeSpec | None) -> None:
+        """Refuses experts and hosts that cannot be shared so."""
+        if self.token_ranks % self.expert:
+            problem = (
+                f"{self.expert} do not divide the {self.token_ranks} ranks of a stage that have tokens of their own"
+            )
+            raise InputError("--expert", problem, "write a number that does")
+        if self.imbalance < 1:
+            raise InputError(
+                "--imbalance", f"got {self.imbalance:g}", "write the busiest rank over the mean, 1 or more"
+            )
+        if self.offload == "parameters" and self.shard != "fsdp":
+            raise InputError("--offload parameters", "is of FSDP", "add --shard fsdp, or write --offload optimizer")
+        if self.offload != "none" and (node is None or node.host is None):
+            name = "the board's node" if node is None else node.name
+            raise InputError("--offload", f"nothing is known of the host of {name}", "describe it: docs/nodes.md")
+
+    def _check_node(self, node: NodeSpec) -> None:
+        """Refuses ranks that do not fill nodes."""
         if self.ranks > node.boards and self.ranks % node.boards:
             problem = f"{self.ranks} ranks do not fill nodes of {node.boards} boards"
             raise InputError("--data", problem, f"write numbers whose product is a multiple of {node.boards}")
@@ -108,13 +190,23 @@ class Layout:
         """Ranks of a tensor group that share a node."""
         return min(self.tensor, node.boards)
 
-    def data_per_node(self, node: NodeSpec) -> int:
-        """Ranks of a data group that share a node."""
-        return min(self.data, max(node.boards // self.tensor, 1))
+    def data_per_node(self, node: NodeSpec, *, experts: bool = False) -> int:
+        """Ranks of a node that exchange gradients of the same parameters; ``experts`` as for :meth:`group`."""
+        alike = 1 if self.sequence else self.tensor
+        beside = self.expert * alike if experts else self.tensor
+        return min(self.group(experts=experts), max(node.boards // beside, 1))
+
+    def expert_per_node(self, node: NodeSpec) -> int:
+        """Ranks of a node that share experts."""
+        return min(self.expert, node.boards if self.sequence else max(node.boards // self.tensor, 1))
+
+    def context_per_node(self, node: NodeSpec) -> int:
+        """Ranks of a node that share a sample's tokens."""
+        return min(self.context, max(node.boards // self.tensor, 1))
 
     def same_node(self, stage: int, other: int, node: NodeSpec) -> bool:
         """True if a rank of one stage finds its neighbour of another in its own node."""
-        size = self.tensor * self.data
+        size = self.tensor * self.sharers
         return stage * size // node.boards == other * size // node.boards and abs(stage - other) * size < node.boards
 
 

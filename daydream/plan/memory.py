@@ -8,23 +8,24 @@ side streams allocate comes from pools of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil, prod
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from daydream.graph.graph import Phase
 from daydream.graph.memory import MemoryKind
 from daydream.memory.device import context_bytes, handle_bytes
 from daydream.memory.footprint import Allocation, Footprint, allocations, replayed
-from daydream.plan.layout import Layout, orders
+from daydream.memory.narrow import kept_bytes, weight_copies
+from daydream.plan.layout import Layout
+from daydream.plan.moments import Life, Moments, lives, moved
 from daydream.trace.dtypes import element_bytes
-from daydream.trace.trace import NONE, Ints
+from daydream.trace.trace import NONE
 
 if TYPE_CHECKING:
+    from daydream.capture.captured import CapturedParameter
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
 
@@ -87,7 +88,8 @@ class RankMemory:
 
 def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) -> RankMemory:
     """The memory of a rank of one stage."""
-    moments = _Moments.of(units, _shortened(layout), stage)
+    units = _narrow(units)
+    moments = Moments.of(units, _shortened(layout), stage)
     holdings = list(_Holding(units, layout, moments).all())
     count = max(moments.count, 1)
     main = sorted((each for each, beside in holdings if not beside), key=lambda each: each.born)
@@ -100,6 +102,19 @@ def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) ->
     )
 
 
+@lru_cache(maxsize=8)
+def _narrow(units: Units) -> Units:
+    """The units whose storages have the bytes that they keep under ``--precision``."""
+    kept = kept_bytes(units.capture)
+    if not kept:
+        return units
+    storages = tuple(
+        replace(each, bytes=min(kept.get(number, each.bytes), each.bytes))
+        for number, each in enumerate(units.capture.storages)
+    )
+    return replace(units, capture=replace(units.capture, storages=storages))
+
+
 def _shortened(layout: Layout) -> Layout:
     """The layout with no more micro-batches than it takes until a stage holds as much as it ever will."""
     if layout.schedule == "gpipe":
@@ -109,99 +124,12 @@ def _shortened(layout: Layout) -> Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class _Moments:
-    """Passes of a stage, one after the other.
-
-    Attributes:
-        units: of the step.
-        chunks: units of every chunk of the stage.
-        chunk: of every unit of the stage.
-        begins: first moment of every pass by whether forward, micro-batch and chunk.
-        within: moments of a pass before each unit, by whether forward and unit.
-        lengths: of every chunk's passes by whether forward and chunk.
-        place: of every operator within its unit's pass, or the update.
-        update: first moment of the update.
-        count: of moments.
-        micro_batches: that go through.
-    """
-
-    units: Units
-    chunks: tuple[tuple[int, ...], ...]
-    chunk: Mapping[int, int]
-    begins: Mapping[tuple[bool, int, int], int]
-    within: Mapping[tuple[bool, int], int]
-    lengths: Mapping[tuple[bool, int], int]
-    place: Ints
-    update: int
-    count: int
-    micro_batches: int
-
-    @classmethod
-    def of(cls, units: Units, layout: Layout, stage: int) -> _Moments:
-        """The passes of a stage."""
-        runs = units.stages(layout.pipeline * layout.chunks)
-        chunks = tuple(tuple(runs[chunk * layout.pipeline + stage]) for chunk in range(layout.chunks))
-        place = np.zeros(len(units.capture.operators), np.int64)
-        for rows in (*units.rows.values(), np.flatnonzero(units.phase == Phase.UPDATE)):
-            place[rows] = np.arange(len(rows))
-        within, lengths = {}, {}
-        for number, members in enumerate(chunks):
-            for forward, order in ((True, members), (False, members[::-1])):
-                at = 0
-                for unit in order:
-                    within[forward, unit] = at
-                    at += cls._length(units, unit, forward=forward)
-                lengths[forward, number] = at
-        begins, at = {}, 0
-        for forward, micro_batch, number in orders(layout, stage):
-            begins[forward, micro_batch, number] = at
-            at += lengths[forward, number]
-        count = at + max(int((units.phase == Phase.UPDATE).sum()), 1)
-        chunk = {unit: number for number, members in enumerate(chunks) for unit in members}
-        return cls(units, chunks, chunk, begins, within, lengths, place, at, count, layout.micro_batches)
-
-    @staticmethod
-    def _length(units: Units, unit: int, *, forward: bool) -> int:
-        rows = units.rows[int(units.captured[unit]), Phase.FORWARD if forward else Phase.BACKWARD]
-        # A unit without operators still has a moment.
-        return max(len(rows), 1)
-
-    def at(self, unit: int, micro_batch: int, place: int, *, forward: bool) -> int:
-        """The moment of an operator of a unit."""
-        return self.begins[forward, micro_batch, self.chunk[unit]] + self.within[forward, unit] + place
-
-    def end(self, unit: int, micro_batch: int, *, forward: bool) -> int:
-        """The last moment of a unit in a pass."""
-        return self.at(unit, micro_batch, self._length(self.units, unit, forward=forward) - 1, forward=forward)
-
-    def pass_end(self, unit: int, micro_batch: int, *, forward: bool) -> int:
-        """The last moment of the pass that a unit is part of."""
-        chunk = self.chunk[unit]
-        return self.begins[forward, micro_batch, chunk] + self.lengths[forward, chunk] - 1
-
-
-class _Life(NamedTuple):
-    """Memory of a micro-batch: the unit and the phase of its first operator and of its last, and their places.
-
-    ``died`` is -1 where it outlives the micro-batch.
-    """
-
-    held: Allocation
-    born: int
-    is_forward: bool
-    at: int
-    died: int
-    dies_forward: bool
-    until: int
-
-
-@dataclass(frozen=True, eq=False)
 class _Holding:
     """Everything that a rank holds, each with whether a stream of collectives allocates it."""
 
     units: Units
     layout: Layout
-    moments: _Moments
+    moments: Moments
 
     def all(self) -> Iterator[tuple[Allocation, bool]]:
         """In any order."""
@@ -211,9 +139,10 @@ class _Holding:
         else:
             yield from ((each, False) for each in self._buckets())
         yield from ((each, False) for each in self._updating())
-        lives = list(self._lives())
+        layout = self.layout
+        made = lives(self.units, Layout(context=layout.context, exchange_context=layout.exchange_context))
         for micro_batch in range(self.moments.micro_batches):
-            for life in lives:
+            for life in made:
                 allocation = self._in_stage(life, micro_batch)
                 if allocation is not None:
                     yield allocation, False
@@ -232,11 +161,19 @@ class _Holding:
         # Some optimizers count their steps on the device.
         copies, counters = (sum(states) // parameter_bytes, min(states, default=0)) if parameter_bytes else (0, 0)
         end = self.moments.count
+        narrow = weight_copies(capture)
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
             full = max(_FULL, size) if layout.master and each.trained else size
-            elements, part = self._part(each.tensor.dims), self._part(each.tensor.dims, states=True)
-            yield Allocation(elements * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
+            if each.storage in narrow and layout.shard != "fsdp":
+                yield Allocation(int(each.tensor.elements * narrow[each.storage]), NONE, end, MemoryKind.WEIGHTS)
+            elements, part = self._part(each), self._part(each, states=True)
+            if layout.offload != "parameters":
+                # FSDP keeps what it updates; where that lies with the host, what it computes with.
+                resident = full if layout.shard == "fsdp" and layout.offload == "none" else size
+                yield Allocation(elements * resident, NONE, end, MemoryKind.WEIGHTS)
+            if layout.offload != "none":
+                continue
             if each.trained and layout.shard != "fsdp" and full > size:
                 yield Allocation(part * full, NONE, end, MemoryKind.OPTIMIZER)
             if each.trained:
@@ -247,22 +184,27 @@ class _Holding:
                 kind = MemoryKind.INPUTS if storage.kind == "input" else MemoryKind.WEIGHTS
                 yield Allocation(storage.bytes, NONE, end, kind)
 
-    def _part(self, dims: tuple[int, ...], *, states: bool = False) -> int:
+    def _part(self, parameter: CapturedParameter, *, states: bool = False) -> int:
         """Elements of a parameter that the rank keeps: PyTorch divides the first dimension."""
+        dims = parameter.tensor.dims
         rows, row_elements = (dims[0], prod(dims[1:])) if dims else (1, 1)
         divided = self.layout.shard == "fsdp" or (states and self.layout.shard in ("zero1", "zero2"))
-        return (ceil(rows / self.layout.data) if divided else rows) * row_elements
+        ranks = self.layout.group(experts=parameter.storage in self.units.experts)
+        if rows < ranks:
+            # Few experts a rank: their stacks are divided along what follows.
+            return ceil(rows * row_elements / ranks) if divided else rows * row_elements
+        return (ceil(rows / ranks) if divided else rows) * row_elements
 
     def _updating(self) -> Iterator[Allocation]:
         """Memory that the update allocates while it runs, of the rank's part of the parameters."""
         layout, units, moments = self.layout, self.units, self.moments
         captured = sum(each.tensor.elements for each in units.capture.parameters if each.trained)
-        if not captured:
+        if not captured or layout.offload != "none":
             return
-        rank_elements = sum(int(units.trained[unit]) for unit in self._members)
+        rank_elements = sum(self._shared(unit, 1.0) for unit in self._members)
         sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
         wider = max(_FULL / min(sizes), 1.0) if layout.master else 1.0
-        share = rank_elements / captured * wider / (layout.data if layout.shard != "none" else 1)
+        share = rank_elements / captured * wider
         for each in allocations(units.capture):
             if each.born != NONE and each.bytes and units.phase[each.born] == Phase.UPDATE:
                 outlives = each.died >= len(units.capture.operators)
@@ -270,41 +212,16 @@ class _Holding:
                 born = moments.update + int(moments.place[each.born])
                 yield replace(each, bytes=ceil(each.bytes * share), born=born, died=died)
 
+    def _shared(self, unit: int, element: float) -> float:
+        """Bytes of a unit's trained parameters that the rank updates, of so many bytes an element."""
+        sizes = self.units.sizes(unit, lambda each: each.tensor.elements * each.trained * element)
+        if self.layout.shard == "none":
+            return sizes.total
+        return sizes.shared / self.layout.group() + sizes.experts / self.layout.group(experts=True)
+
     # What a micro-batch holds
 
-    def _lives(self) -> Iterator[_Life]:
-        """Everything that the two passes of the model make, by units."""
-        units, place = self.units, self.moments.place
-        operators, last = len(units.capture.operators), units.count - 1
-        firsts = {int(captured): unit for unit, captured in reversed(list(enumerate(units.captured.tolist())))}
-        many = None if units.whole else 2
-        for each in allocations(units.capture):
-            if each.born == NONE or not each.bytes or units.phase[each.born] == Phase.UPDATE:
-                continue
-            outlives = each.died >= operators or units.phase[each.died] == Phase.UPDATE
-            end = each.born if outlives else each.died
-            born, died = int(units.unit[each.born]), int(units.unit[end])
-            forward, ends_forward = units.phase[each.born] == Phase.FORWARD, units.phase[end] == Phase.FORWARD
-            near = 0 < died < int(units.captured[-1])
-
-            def life(
-                begin: int, finish: int, each: Allocation = each, forward: bool = bool(forward), end: int = end,
-                ends_forward: bool = bool(ends_forward), outlives: bool = outlives,
-            ) -> _Life:  # fmt: skip
-                finish = NONE if outlives else finish
-                return _Life(each, begin, forward, int(place[each.born]), finish, ends_forward, int(place[end]))
-
-            if born == many:
-                for unit in range(2, last - 1):
-                    yield life(unit, unit + died - born if near else firsts[died])
-            elif died == many:
-                # What begins outside the blocks is held up to the farthest of them.
-                far = last - 2 if ends_forward else 2
-                yield life(firsts[born], firsts[born] + died - born if 0 < born < int(units.captured[-1]) else far)
-            else:
-                yield life(firsts[born], firsts[died])
-
-    def _in_stage(self, life: _Life, micro_batch: int) -> Allocation | None:
+    def _in_stage(self, life: Life, micro_batch: int) -> Allocation | None:
         """Memory of one micro-batch in the rank's moments; None where its stage has nothing to do with it.
 
         What comes from another stage is there from when the pass begins that needs it; what goes to another leaves
@@ -323,19 +240,19 @@ class _Holding:
         if not is_born_in_stage:
             # It is received for the pass of its last use, or for the forward pass where that keeps it.
             begin = moments.begins[life.is_forward, micro_batch, moments.chunk[life.died]]
-            return replace(life.held, born=min(begin, last), died=last)
+            return moved(life.held, min(begin, last), last)
         born = moments.at(life.born, micro_batch, life.at, forward=life.is_forward)
         if is_gradient and self.layout.shard == "fsdp":
             last = self._end(life.born, micro_batch, forward=False)
         elif is_gradient:
             # Those of later micro-batches are added to the first one's.
             last = moments.count if micro_batch == 0 else born
-            return replace(life.held, bytes=self._gradient_bytes(life.held.bytes), born=born, died=max(last, born))
+            return moved(life.held, born, max(last, born), self._gradient_bytes(life.held.bytes))
         elif life.died != NONE and not dies_in_stage:
             last = moments.pass_end(life.born, micro_batch, forward=life.is_forward)
         elif life.died == NONE and micro_batch:
             last = born
-        return replace(life.held, born=born, died=max(last, born))
+        return moved(life.held, born, max(last, born))
 
     def _gradient_bytes(self, size: int) -> int:
         """Bytes of a gradient that stays: in the type of the exchange where ranks share states, and of ZeRO's second
@@ -344,7 +261,7 @@ class _Holding:
         if layout.shard == "none" or not self._parameter_bytes:
             return size
         exchanged = size * (layout.reduce_bytes or self._parameter_bytes) // self._parameter_bytes
-        return ceil(exchanged / layout.data) if layout.shard == "zero2" else exchanged
+        return ceil(exchanged / layout.sharers) if layout.shard == "zero2" else exchanged
 
     @cached_property
     def _parameter_bytes(self) -> int:
@@ -357,7 +274,7 @@ class _Holding:
     def _buckets(self) -> Iterator[Allocation]:
         """DDP's buckets, into which gradients are copied; Megatron's and DeepSpeed's gradients lie in theirs."""
         layout = self.layout
-        if layout.data == 1 or not layout.overlap or layout.pipeline > 1 or layout.shard != "none":
+        if layout.sharers == 1 or not layout.overlap or layout.pipeline > 1 or layout.shard != "none":
             return
         for each in (each for unit in self._members for each in self.units.parameters_of(unit) if each.trained):
             yield Allocation(each.tensor.bytes, NONE, self.moments.count, MemoryKind.GRADIENTS)
@@ -432,10 +349,9 @@ class _Holding:
         follows = not units.is_root(unit) and unit > 1 and unit - 1 in self.moments.chunk
         until = self._end(unit - 1, micro_batch, forward=False) if follows else done
         yield Allocation(elements * size, done, until, MemoryKind.TEMPORARY), False
-        kind = MemoryKind.GRADIENTS if micro_batch == 0 else MemoryKind.TEMPORARY
+        stays = micro_batch == 0 and layout.offload != "parameters"
+        kind = MemoryKind.GRADIENTS if stays else MemoryKind.TEMPORARY
         yield (
-            Allocation(
-                ceil(elements / layout.data) * size, done, self.moments.count if not micro_batch else done, kind
-            ),
+            Allocation(ceil(self._shared(unit, size)), done, self.moments.count if stays else done, kind),
             True,
         )

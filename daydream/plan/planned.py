@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from daydream.graph.graph import Phase, TaskKind
 from daydream.graph.simulate import Timeline, simulate
 from daydream.operators.calls import OperatorPrice
 from daydream.operators.work import PRODUCT_KINDS
+from daydream.plan.balance import balanced_blocks
 from daydream.plan.costs import Costs, costs_of
+from daydream.plan.experts import divided
 from daydream.plan.graph import plan_graph
 from daydream.plan.layout import Layout
 from daydream.plan.memory import RankMemory, rank_memory
@@ -22,7 +24,7 @@ from daydream.trace.trace import Floats
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from daydream.operators.calls import Implementation
+    from daydream.operators.part_prices import Implementation
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec
@@ -93,7 +95,7 @@ class PlannedStep:
     @cached_property
     def model_flops(self) -> float:
         """Arithmetic of the model alone on a board, mean of all, of attention what masks leave: three times that of the
-        forward pass (once forward, twice backward), nothing computed again."""
+        forward pass (once forward, twice backward; once where weights are frozen), nothing computed again."""
         return self._of_forward(lambda price, _: price.work.flops if price.work is not None else 0.0)
 
     @property
@@ -117,8 +119,17 @@ class PlannedStep:
             peak = peak_of(self.device, price.work, ())
             if peak is not None:
                 total += share(price, peak.flops_per_second) * float(counts[units.unit[row]])
-        times = 3 if units.capture.training else 1
-        return total * times * self.layout.micro_batches / self.layout.pipeline
+        return total * self._passes * self.layout.micro_batches / self.layout.pipeline
+
+    @property
+    def _passes(self) -> float:
+        """Products of a step over forward ones: gradients of data, and of weights as far as these have one."""
+        capture = self.costs.units.capture
+        if not capture.training:
+            return 1.0
+        sizes = [each.tensor.elements for each in capture.parameters]
+        trained = [each.tensor.elements for each in capture.parameters if each.trained]
+        return 2.0 + sum(trained) / max(sum(sizes), 1)
 
     @cached_property
     def shares(self) -> tuple[StageShares, ...]:
@@ -145,7 +156,7 @@ class PlannedStep:
     def _exchanged(self, stage: int) -> float:
         """Seconds of a stage's kernels in which tensor ranks exchange parts."""
         layout = self.layout
-        runs = self.costs.units.stages(layout.pipeline * layout.chunks)
+        runs = self.costs.units.stages(layout.pipeline * layout.chunks, layout.blocks)
         members = [runs[chunk * layout.pipeline + stage] for chunk in range(layout.chunks)]
         passes = [self.costs.passing(part, phase) for part in members for phase in (Phase.FORWARD, Phase.BACKWARD)]
         return sum(each.exchanged for each in passes) * layout.micro_batches
@@ -177,6 +188,8 @@ class PlannedStep:
             "node": None if node is None else node.name,
             "ranks": layout.ranks,
             "data": layout.data,
+            "context": layout.context,
+            "expert": layout.expert,
             "tensor": layout.tensor,
             "pipeline": layout.pipeline,
             "shard": layout.shard,
@@ -196,6 +209,7 @@ class PlannedStep:
             "reserved_bytes": self.memory.reserved,
             "device_bytes": self.memory.on_device,
             "fits": self.fits,
+            "assumed": [*self.costs.units.capture.assumed, *self.layout.assumed],
             "owners_bytes": {kind.value: size for kind, size in self.memory.owners.items()},
         }
 
@@ -207,8 +221,13 @@ def planned(
     node: NodeSpec | None,
     implementation: Implementation = "library",
     host: float = 1.0,
+    processor: str = "",
+    *,
+    balances: bool = False,
 ) -> PlannedStep:
     """A plan's step, simulated; arguments are those of :func:`daydream.plan.costs.costs_of`.
+
+    Stages get blocks of equal cost where ``balances`` says so.
 
     Raises:
         InputError: the layout fits neither the node nor the model.
@@ -216,7 +235,9 @@ def planned(
     layout.check(node)
     if layout.ranks > 1 and node is None:
         raise InputError("--node", f"{device.name} has no usual node", "name one (roller devices), or describe one")
-    costs = costs_of(units, layout, device, node, implementation, host)
+    costs = costs_of(divided(units, layout.expert), layout, device, node, implementation, host, processor)
+    if balances:
+        costs = replace(costs, layout=replace(layout, blocks=balanced_blocks(costs)))
     return PlannedStep(costs=costs, device=device, timeline=simulate(plan_graph(costs)))
 
 

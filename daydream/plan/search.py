@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daydream.graph.simulate import simulate
+from daydream.plan.graph import plan_graph
 from daydream.plan.layout import Layout, Shard
 from daydream.plan.planned import PlannedStep, planned
 from hal.support.errors import InputError
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 #: Samples of a micro-batch that are tried.
 MICRO_BATCHES = (1, 2, 4, 8)
+
+#: Rounds of as many micro-batches as there are stages that are simulated, and one more: from the second round on every
+#: further one takes as long as the one before.
+FEW_ROUNDS = 2
 
 #: Chunks of an interleaved schedule that are tried.
 CHUNKS = 2
@@ -132,10 +138,18 @@ def captures(tried: Sequence[Candidate]) -> dict[Capturing, list[int]]:
     return places
 
 
-def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None) -> CandidateOutcome:
-    """A layout simulated."""
-    step = planned(units, layout, device, node)
-    return CandidateOutcome(step.seconds, step.memory.least)
+def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None, *calls: Any) -> CandidateOutcome:
+    """A layout simulated by some of its micro-batches; ``calls`` are further arguments of
+    :func:`daydream.plan.planned.planned`."""
+    count = layout.micro_batches
+    few, more = FEW_ROUNDS * layout.pipeline, (FEW_ROUNDS + 1) * layout.pipeline
+    step = planned(units, replace(layout, micro_batches=min(count, more)), device, node, *calls)
+    if count <= more:
+        return CandidateOutcome(step.seconds, step.memory.least)
+    shorter = replace(step.costs, layout=replace(layout, micro_batches=few))
+    seconds = simulate(plan_graph(shorter)).makespan_us / 1e6
+    per_round = step.seconds - seconds
+    return CandidateOutcome(seconds + per_round * (count - few) / layout.pipeline, step.memory.least)
 
 
 def best(

@@ -67,7 +67,7 @@ def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subj
         return model()
     return load_subject(
         model, batch=options.batch, sequence=options.sequence, image=options.image, class_name=options.class_name,
-        training=options.mode == "training", attention=options.attention,
+        training=options.mode == "training", attention=options.built_with,
     )  # fmt: skip
 
 
@@ -104,6 +104,7 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
     from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
     from daydream.capture.pytorch.arguments import tensors_in
+    from daydream.capture.pytorch.meta_kernels import ShapeFunctions, board_kernels
     from daydream.plan.tensor import divide
 
     model, args, kwargs = subject.model, subject.args, subject.kwargs
@@ -116,6 +117,7 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
     if tokens and "position_ids" in signature(model.forward).parameters:
         # Models of transformers count positions in what they are given: with a part of the sequence that is too few.
         kwargs = {**kwargs, "position_ids": torch.zeros(1, tokens, dtype=torch.long, device=given[0].device)}
-    with failures_as_errors(subject.title, subject.source), positions_without_data():
+    kernels, shapes = board_kernels("efficient"), ShapeFunctions()  # type: ignore[no-untyped-call]
+    with failures_as_errors(subject.title, subject.source), kernels, shapes, positions_without_data():
         assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
     return replace(subject, kwargs=kwargs, assumed=(*subject.assumed, *assumed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from daydream.capture.captured import Capture, CapturedParameter
 from daydream.graph.graph import Phase
+from daydream.plan.sizes import Sizes
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -25,12 +26,14 @@ class Units:
         blocks: paths of all repeated modules of the model, in the order in which they run.
         unit: captured unit of every operator; -1 for the update.
         captured: captured unit of every unit.
+        experts: storages of parameters of which a rank holds its experts' part alone.
     """
 
     capture: Capture
     blocks: tuple[str, ...]
     unit: Ints
     captured: Ints
+    experts: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
@@ -96,20 +99,43 @@ class Units:
         sizes = [sum(each.tensor.elements for each in members if each.trained) for members in self.parameters]
         return np.array(sizes, np.int64)[self.captured]
 
+    def sizes(self, unit: int, bytes_of: Callable[[CapturedParameter], float]) -> Sizes:
+        """Bytes of a unit's parameters, or what ``bytes_of`` says of each."""
+        sums = [0.0, 0.0]
+        for each in self.parameters_of(unit):
+            sums[each.storage in self.experts] += bytes_of(each)
+        return Sizes(*sums)
+
+    @cached_property
+    def expert_dims(self) -> frozenset[tuple[int, ...]]:
+        """Sizes of the parameters of :attr:`experts`."""
+        return frozenset(each.tensor.dims for each in self.capture.parameters if each.storage in self.experts)
+
     def is_root(self, unit: int) -> bool:
         """True if a unit is none of the blocks."""
         return unit in (0, self.count - 1)
 
-    def stages(self, count: int) -> list[list[int]]:
-        """Units of every stage, or chunk of one: blocks in runs as equal as can be.
+    def stages(self, count: int, blocks: Sequence[int] = ()) -> list[list[int]]:
+        """Units of every stage, or chunk of one: so many blocks each, or runs as equal as can be.
 
         Raises:
-            InputError: there are fewer blocks than stages.
+            InputError: there are fewer blocks than stages, or other numbers of them.
         """
-        if count > max(len(self.blocks), 1):
+        if blocks and (len(blocks) != count or sum(blocks) != len(self.blocks)):
+            problem = f"{len(blocks)} parts of {sum(blocks)} blocks, but {count} parts share {len(self.blocks)}"
+            raise InputError("--stages", problem, "write the blocks of every part, chunk after chunk")
+        bare = count - len(self.blocks)
+        if bare > (2 if self.blocks else 1):
             problem = f"{count} parts of a pipeline, but the model repeats {len(self.blocks)} blocks"
             raise InputError("--pipeline", problem, "divide it less")
-        runs = [list(map(int, run)) for run in np.array_split(np.arange(1, self.count - 1), count)]
+        inner = np.arange(1, self.count - 1)
+        # One part more than blocks is what lies behind them, two more are what lies around them.
+        first, last = int(bare == 2 and bool(self.blocks)), int(bare > 0 and bool(self.blocks))
+        if blocks:
+            parts = np.split(inner, np.cumsum(blocks)[:-1])
+        else:
+            parts = [inner[:0]] * first + np.array_split(inner, count - first - last) + [inner[:0]] * last
+        runs = [list(map(int, run)) for run in parts]
         runs[0].insert(0, 0)
         runs[-1].append(self.count - 1)
         return runs

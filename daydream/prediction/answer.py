@@ -11,6 +11,7 @@ from rich.text import Text
 from daydream.graph.graph import Phase
 from daydream.memory.footprint import MemoryKind
 from daydream.prediction.errors import MODEL_ERRORS
+from daydream.prediction.processor import ProcessorStep
 from daydream.prediction.step import PredictedStep
 from daydream.report.arithmetic import peak_of
 from daydream.report.tables import percent, table
@@ -109,6 +110,26 @@ def print_answer(step: PredictedStep, rows: int) -> None:
     print_line()
     print_table(_memory(step, rows))
     print_assumed(step)
+
+
+def print_processor_step(step: ProcessorStep) -> None:
+    """A model on a processor: the call, what it consists of, and what kernels of ours take."""
+    price, decisions = step.explanation.price, step.explanation.decisions
+    view = table(f"{step.title}, inference in float32, {step.device.title}", "part", "ms", "share")
+    parts = {
+        "kernels of ours": price.kernels,
+        "products, convolutions and attention of the library": price.library,
+        "everything else": price.loops,
+        "calls": price.calls,
+    }
+    for part, seconds in parts.items():
+        view.add_row(part, _ms(seconds), percent(seconds, price.seconds))
+    view.add_row("step", _ms(price.seconds), percent(price.seconds, price.seconds))
+    print_table(view)
+    taken = sum(decision.is_taken for decision in decisions)
+    print_line(f"{taken} of {len(decisions)} products and convolutions by kernels of ours")
+    for sentence in step.assumed:
+        print_line(f"assumed: {sentence}")
 
 
 def print_assumed(step: PredictedStep) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 
 from daydream.capture.captured import CapturedOperator
 from daydream.graph.graph import Phase
+from daydream.prediction.processors import module_call_seconds
 from daydream.trace.trace import Floats
 from hal.spec.device import DeviceSpec
-from hal.support.errors import InputError, listed
 
 #: Host time of an operator that launches a kernel over ``framework.call_seconds``: called from Python in modules, and
 #: by autograd's engine, which needs no Python.
@@ -39,20 +39,14 @@ RECURRENT_SHARE = 0.17
 #: Of every tensor in a list that an operator takes (multi-tensor optimizers).
 LISTED_SHARE = 0.03
 
-#: Seconds of a module's operator that launches a kernel, called from Python behind others, by processor. That of a
-#: DGX-1 by DeepLearningExamples' ResNet-50 and EfficientNet-b0 in float32, a sample on a V100 (PyTorch 1.9).
-HOSTS = {"xeon-e5-2698v4": 45e-6}
-
 
 def call_seconds(host: str) -> float:
     """``framework.call_seconds`` of a processor by its name.
 
     Raises:
-        InputError: nobody measured it.
+        InputError: nothing is known of it.
     """
-    if host not in HOSTS:
-        raise InputError("--host", f"nothing is known of {host!r}", f"use one of {listed(sorted(HOSTS))}")
-    return HOSTS[host] / FORWARD_SHARE
+    return module_call_seconds(host) / FORWARD_SHARE
 
 
 def host_seconds(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.capture.captured import Capture
+from daydream.capture.narrow import narrow_places
 from daydream.graph.graph import Phase
 from daydream.memory.predicted import StepMemory, step_memory
-from daydream.operators.calls import Implementation, KernelPrice, OperatorPrice, operator_prices
+from daydream.operators.calls import Choice, KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.pricing import bound_of
 from daydream.prediction.host import host_seconds
-from daydream.prediction.narrow import narrow_places
 from daydream.trace.trace import Floats, Ints
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class PredictedStep:
 
 
 def predicted(
-    capture: Capture, devices: Sequence[DeviceSpec], implementation: Implementation = "library", host: str = ""
+    capture: Capture, devices: Sequence[DeviceSpec], implementation: Choice = "library", host: str = ""
 ) -> list[PredictedStep]:
     """A captured step on every board, by the host of the board's file or by a processor with a name.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from daydream.trace.kineto import read_trace as read_kineto
 from daydream.trace.kineto import trace_of
-from daydream.trace.text import Document, Notes, no_collection, read_bytes
+from daydream.trace.text import Document, Notes, no_collection, read_bytes, read_document
 from daydream.trace.trace import Trace
 from hal.support.errors import InputError
 
@@ -29,15 +28,17 @@ def read_trace(path: Path) -> Trace:
         InputError: there is no such file, it cannot be read, or no usable event is in it; where another command makes
             a readable file of it, the message has that command.
     """
-    path = Path(path)
+    path, notes = Path(path), Notes()
     head = _head(path)
-    if head.startswith(_SQLITE):
-        return _read(path, head)
-    from daydream.trace.recorders.others import refuse_others
-    from daydream.trace.recorders.rocprof import KEY
+    if not head.startswith(_SQLITE):
+        from daydream.trace.recorders.others import refuse_others
 
-    refuse_others(path, head)
-    return _read(path, head) if f'"{KEY}"'.encode() in head else read_kineto(path)
+        refuse_others(path, head)
+    try:
+        with no_collection():
+            return trace_of(path, _document(path, head, notes), notes)
+    except MemoryError:
+        raise InputError(str(path), "needs more memory than there is", "record fewer steps") from None
 
 
 def _head(path: Path) -> bytes:
@@ -57,19 +58,18 @@ def _head(path: Path) -> bytes:
     return data
 
 
-def _read(path: Path, head: bytes) -> Trace:
-    notes = Notes()
-    with no_collection():
-        return trace_of(path, _document(path, head, notes), notes)
-
-
 def _document(path: Path, head: bytes, notes: Notes) -> Document:
     # Most traces are PyTorch's.
-    from daydream.trace.recorders import nsys, rocprof, rpd
-    from daydream.trace.recorders.tables import open_tables
+    from daydream.trace.recorders import rocprof
 
     if not head.startswith(_SQLITE):
-        return rocprof.rocprof_document(path, read_bytes(path, notes), notes)
+        is_rocprof = f'"{rocprof.KEY}"'.encode() in head
+        return (
+            rocprof.rocprof_document(path, read_bytes(path, notes), notes) if is_rocprof else read_document(path, notes)
+        )
+    from daydream.trace.recorders import nsys, rpd
+    from daydream.trace.recorders.tables import open_tables
+
     with open_tables(path) as tables:
         if nsys.is_nsys(tables):
             return nsys.nsys_document(tables, notes)

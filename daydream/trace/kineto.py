@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daydream.trace.events import ON_DEVICE, Clock, Numbers, Places, Sorted, places_of, sort_out
 from daydream.trace.links import Ends, launch_correlations, operator_arrows
 from daydream.trace.memory import memory_events
-from daydream.trace.text import Document, Event, Notes, no_collection, read_document
+from daydream.trace.text import Document, Event, Notes
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace
 from hal.support.errors import InputError
 
@@ -28,23 +28,6 @@ _STEP = "ProfilerStep#"
 
 _CORRELATION = ("correlation", "correlation id", "Correlation ID")
 _EXTERNAL = ("External id", "external id", "External Id")
-
-
-def read_trace(path: Path) -> Trace:
-    """The trace in a Kineto file: JSON, or JSON compressed with gzip, whatever the file's name.
-
-    A file that is cut off or partly damaged gives what is left of it, and `Trace.warnings` says what is missing.
-
-    Raises:
-        InputError: there is no such file, it cannot be read, or no usable event is in it.
-    """
-    path = Path(path)
-    notes = Notes()
-    try:
-        with no_collection():
-            return trace_of(path, read_document(path, notes), notes)
-    except MemoryError:
-        raise InputError(str(path), "needs more memory than there is", "record fewer steps") from None
 
 
 def trace_of(path: Path, document: Document, notes: Notes) -> Trace:

@@ -30,7 +30,7 @@ def write_trace(trace: Trace, path: Path) -> None:
     """Writes a trace as the JSON of PyTorch's profiler, compressed where the name ends in .gz.
 
     The file appears whole or not at all. Names of rows, arrows from launches to kernels and everything that
-    :func:`daydream.trace.kineto.read_trace` reads stand in it.
+    :func:`daydream.trace.files.read_trace` reads stand in it.
 
     Raises:
         OSError: the file cannot be written.

@@ -21,7 +21,7 @@ LinkKind = Literal["nvlink", "pcie"]
 Topology = Literal["switch", "all-to-all", "pair"]
 
 #: Generations of each kind of link whose library rates are known.
-GENERATIONS: Mapping[LinkKind, tuple[int, ...]] = {"nvlink": (3, 4, 5), "pcie": (3, 4, 5, 6)}
+GENERATIONS: Mapping[LinkKind, tuple[int, ...]] = {"nvlink": (2, 3, 4, 5), "pcie": (3, 4, 5, 6)}
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +75,22 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     latency_seconds: Positive
 
 
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processors of a node and their memory.
+
+    Attributes:
+        title: ``two EPYC 7742``.
+        memory_bytes_per_second: of the memory of all its processors as the datasheet has it.
+        memory_bytes: of that memory, all together.
+        board_bytes_per_second: of the link between one board and that memory, one way, where all boards use theirs.
+    """
+
+    title: Text
+    memory_bytes_per_second: Positive
+    memory_bytes: Positive
+    board_bytes_per_second: Positive
+
+
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node. Building one checks it whole: an impossible node raises ``InputError``.
 
@@ -86,6 +102,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         link: what joins them.
         collectives: what the library's small and large messages take.
         network: what lies between nodes; absent where it stands alone.
+        host: the processors; absent where nothing is known of them.
         aliases: other names.
         provenance: key path of a number, or the start of one, to where it comes from; every number is covered.
     """
@@ -98,6 +115,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     collectives: Collectives
     provenance: dict[str, str]
     network: Network | None = None
+    host: Host | None = None
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,7 +123,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __hash__(self) -> int:
         # The generated hash would fail on the provenance dict; equal nodes still hash equally.
-        return hash((self.name, self.boards, self.link, self.collectives, self.network))
+        return hash((self.name, self.boards, self.link, self.collectives, self.network, self.host))
 
     @property
     def peak_bytes_per_second(self) -> float:
@@ -134,7 +152,7 @@ def node_from_text(data: bytes, shown: str) -> NodeSpec:
 def node_leaves(node: NodeSpec) -> Iterator[tuple[str, int | float]]:
     """Every number of a node with its key path: ``("link.count", 18)``. What is absent gives none."""
     yield "boards", node.boards
-    parts = {"link": node.link, "collectives": node.collectives, "network": node.network}
+    parts = {"link": node.link, "collectives": node.collectives, "network": node.network, "host": node.host}
     for prefix, part in parts.items():
         for field in part.__struct_fields__ if part is not None else ():
             value: Any = getattr(part, field)

@@ -29,7 +29,8 @@ from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU
 from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
-from roller.dynamo.rewriting import Decision, rewrite
+from roller.dynamo.prices import GraphPrice
+from roller.dynamo.rewriting import Decision, predicted, rewrite
 
 log = logging.getLogger("roller.backend")
 
@@ -78,7 +79,10 @@ def backend(
 
 @dataclass(kw_only=True, eq=False)
 class RollerBackend:
-    """The backend as Dynamo calls it, with the options of :func:`backend`."""
+    """The backend as Dynamo calls it, with the options of :func:`backend`.
+
+    With a list of ``prices`` nothing is compiled: graphs run operator by operator, and the list gets their times.
+    """
 
     device: str = "auto"
     fallback: Fallback = "inductor"
@@ -88,6 +92,7 @@ class RollerBackend:
     competes: bool = True
     emulate: bool = False
     listeners: list[GraphListener] = field(default_factory=list)
+    prices: list[GraphPrice] | None = None
 
     def __call__(
         self, module: Any, inputs: Sequence[Any], options: Mapping[str, Any] | None = None, mode: str | None = None
@@ -127,6 +132,12 @@ class RollerBackend:
     def _inner(self, packing: Sequence[Any], module: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """A functional graph of one device as code; ``packing`` are patterns for the weights of what stays."""
         shelf = self._shelf(module)
+        if shelf is not None and self.prices is not None:
+            decisions, price = predicted(module, shelf, competes=self.competes)
+            self.prices.append(price)
+            for listener in self.listeners:
+                listener(decisions)
+            return InterpretedGraph(module)
         if shelf is not None:
             decisions = rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
             for listener in self.listeners:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from roller.dynamo.backend import RollerBackend
+from hal.catalog import load_device
+from hal.support.errors import InputError
+from roller.dynamo.backend import RollerBackend, backend
+from roller.dynamo.kernels import is_processor
+from roller.dynamo.prices import GraphPrice
 from roller.dynamo.rewriting import Decision
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Decisions about every graph of a model, in the order in which the graphs were compiled."""
+    """Decisions about every graph of a model, in the order in which the graphs were compiled.
+
+    Attributes:
+        graphs: the decisions.
+        prices: times of the graphs on a processor, where they were asked for in place of compiling.
+    """
 
     graphs: tuple[tuple[Decision, ...], ...]
+    prices: tuple[GraphPrice, ...] = ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -36,6 +47,11 @@ class Explanation:
     def seconds(self) -> float:
         """Predicted time of all kernels that were taken."""
         return sum(decision.seconds for decision in self.decisions if decision.is_taken)
+
+    @property
+    def price(self) -> GraphPrice:
+        """Time of one call of the model; zero where no prices were asked for."""
+        return sum(self.prices, GraphPrice(0.0, 0.0, 0.0, 0.0))
 
     def __str__(self) -> str:
         console = Console(width=140, color_system=None)
@@ -75,11 +91,38 @@ def explain_model(model: Any, *inputs: Any, training: bool = False, **options: A
     Raises:
         InputError: an option has a value that it does not take.
     """
+    return _examined(backend(**options), model, inputs, training)
+
+
+def predict_model(model: Any, *inputs: Any, **options: Any) -> Explanation:
+    """Decisions of the backend about a model on a processor, and the time of a call, before anything is compiled.
+
+    The model runs once, operator by operator, so that all of its graphs are seen.
+
+    Args:
+        model: a module or function of PyTorch on the CPU.
+        inputs: what it is called with.
+        options: of :func:`roller.backend`.
+
+    Raises:
+        InputError: an option has a value that it does not take, or the device is no processor.
+
+    >>> import torch
+    >>> step = predict_model(torch.nn.Linear(64, 64).eval(), torch.ones(8, 64), device="epyc-7763")
+    >>> len(step.decisions), 1e-6 < step.price.seconds < 1e-3
+    (1, True)
+    """
+    chosen = backend(**options)
+    if chosen.device != "auto" and not is_processor(load_device(chosen.device)):
+        raise InputError("device", f"{chosen.device} is no processor", "name one, or use daydream predict for boards")
+    chosen.prices = []
+    explanation = _examined(chosen, model, inputs, training=False)
+    return replace(explanation, prices=tuple(chosen.prices))
+
+
+def _examined(chosen: RollerBackend, model: Any, inputs: Sequence[Any], training: bool) -> Explanation:
     import torch
 
-    from roller.dynamo.backend import backend
-
-    chosen: RollerBackend = backend(**options)
     graphs: list[tuple[Decision, ...]] = []
     chosen.listeners.append(lambda decisions: graphs.append(tuple(decisions)))
     torch.compiler.reset()

@@ -62,6 +62,9 @@ CHANNELS_LAST = "nhwc"
 #: Variant of all-reduces by vLLM's kernels.
 PEER_REDUCE = "peer_reduce"
 
+#: Variant of batched products by one second operand, on boards with Tensor Cores for the type.
+SHARED = "shared"
+
 #: Variant of layer norms without a mean.
 RMS = "rms"
 
@@ -82,16 +85,15 @@ class LibraryCall:
         label: what it computes, for people: ``matmul``, ``relu``, ``gradient of A``.
         sizes: in the order of :data:`KINDS`, in elements; ``moved`` is in bytes.
         dtype: element type of the tensors.
-        variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
-            ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
-            ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, or ``peer_reduce``, and
-            after an ``@`` that
-            of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
-            ``attention``: the family of kernels that runs, where it is not the fastest that the board has; ``scaled``
-            and ``experts``: the precision; of experts, after an ``@``, ``divided`` among boards, or ``product`` alone;
-            ``recurrent``: its name in ``recurrent.call.MODELS``;
-            ``latent``: precision of products, of the cache and of attention, joined by ``@``;
-            ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
+        variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, or ``shared`` by one second
+            operand, ``matmul``, or with a bias ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]);
+            ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its
+            name, or ``peer_reduce``, and after an ``@`` that of a node which is not the board's usual one;
+            ``convolution``: ``nhwc`` where tensors are channels-last; ``attention``: the family of kernels that runs,
+            where it is not the fastest that the board has; ``scaled`` and ``experts``: the precision; of experts, after
+            an ``@``, ``divided`` among boards, or ``product`` alone; ``recurrent``: its name in
+            ``recurrent.call.MODELS``; ``latent``: precision of products, of the cache and of attention, joined by
+            ``@``; ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -227,7 +229,11 @@ def _chosen(
 def _on_tensor_cores(
     first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec
 ) -> list[PricedCall]:
-    times = matrix_gemm(sizes["b"], sizes["m"], sizes["n"], sizes["k"], device, dtype=first.dtype)
+    b, m, n, k = (sizes[name] for name in "bmnk")
+    memory = None
+    if first.variant == SHARED:
+        memory = (b * m * k * DTYPE_BYTES[first.dtype], n * k * DTYPE_BYTES[first.dtype])
+    times = matrix_gemm(b, m, n, k, device, dtype=first.dtype, operand_bytes=memory)
     calls = framework_seconds(times.seconds, device, bias=first.variant in ("linear", "addmm"))
     bounds = _longest({name: part for name, part in times.stages.items() if name != "launch"})
     tiles = [f"{int(n)}x{int(m)}" for n, m in zip(times.tile_n, times.tile_m, strict=True)]

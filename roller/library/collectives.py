@@ -80,8 +80,9 @@ class PlannedRates:
     switch: float = 0.0
 
 
-#: By generation of NVLink: those of Ampere, Hopper and Blackwell.
+#: By generation of NVLink: those of Volta, Ampere, Hopper and Blackwell.
 NVLINK_RATES: Mapping[int, PlannedRates] = {
+    2: PlannedRates(ll=39e9, ll128=240e9),
     3: PlannedRates(ll=87.7e9, ll128=240e9),
     4: PlannedRates(ll=141e9, ll128=440e9, switch=0.85),
     5: PlannedRates(ll=282e9, ll128=560e9, switch=0.74),

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from daydream.cli import main
 from daydream.record.record import Recorded
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
 

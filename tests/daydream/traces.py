@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.trace import Trace
 
 #: 2021: `Kernel`, text threads. 2022: `kernel`. 2024: nanoseconds since 1970. 2026: since a base time, `ac2g`.

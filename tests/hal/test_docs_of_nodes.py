@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hal.node_catalog import all_nodes
-from hal.spec.node import Collectives, Link, Network, NodeSpec, node_from_text
+from hal.spec.node import Collectives, Host, Link, Network, NodeSpec, node_from_text
 from hal.support.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_the_table_of_nodes_shows_the_shipped_numbers() -> None:
 
 
 def test_every_key_of_a_node_file_is_on_the_page() -> None:
-    for record in (NodeSpec, Link, Collectives, Network):
+    for record in (NodeSpec, Link, Collectives, Network, Host):
         for key in record.__struct_fields__:
             assert f"`{key}`" in PAGE or f"[{key}]" in PAGE, key
 

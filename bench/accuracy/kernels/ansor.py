@@ -1,6 +1,5 @@
 """The programs that Ansor measured on a V100, as schedules of ours.
 
-``python -m bench.accuracy.kernels.ansor DATA_DIR --out DIR`` writes them as files that ``roller score`` reads;
 :func:`load_logs` gives them as tables. A *tiled* program is one schedule of one operator. Of the flat ones, average
 pooling is two kernels (window sums, then a division), everything else is one.
 """
@@ -8,13 +7,12 @@ pooling is two kernels (window sums, then a division), everything else is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -251,55 +249,3 @@ def _reduction(columns: Columns) -> list[Kernel]:
     kernel = _flat("", operator, np.where(shared, 1, threads), columns["unroll_max_step"])
     table = replace(kernel.table, reduce_threads=np.where(shared, threads, 1))
     return [replace(kernel, table=table)]
-
-
-# As files
-
-
-def schedule_lines(table: ScheduleTable) -> Iterator[str]:
-    """The rows of a table as the JSON that ``roller score`` reads, one schedule a line."""
-    last = table.form.reduced[-1] if table.form.reduced else None
-    rows: Sequence[tuple[str, Callable[[int], Any]]] = (
-        ("block", lambda i: {axis: int(values[i]) for axis, values in table.block.items()}),
-        ("thread", lambda i: {axis: int(values[i]) for axis, values in table.thread.items()}),
-        ("vthreads", lambda i: {axis: int(values[i]) for axis, values in table.vthreads.items()}),
-        ("step", lambda i: {axis: int(values[i]) for axis, values in table.step.items()}),
-        ("reduce_threads", lambda i: {last: int(n)} if (n := table.reduce_threads[i]) > 1 else {}),
-        ("inner_thread", lambda i: {axis: int(values[i]) for axis, values in table.inner_thread.items()}),
-        ("inner_step", lambda i: {axis: int(values[i]) for axis, values in table.inner_step.items()}),
-        ("cached", lambda i: [tensor for tensor, values in table.cached.items() if values[i]]),
-        ("vector", lambda i: {tensor: int(values[i]) for tensor, values in table.vector.items()}),
-        ("unroll", lambda i: int(table.unroll[i])),
-    )
-    for position in range(table.count):
-        yield json.dumps({key: value(position) for key, value in rows})
-
-
-def write_log(log: Log, out: Path) -> Path:
-    """``op.json`` and ``schedules.jsonl`` of one log, in a directory per kernel where there are two; ``measured.csv``
-    with a line per schedule in another file."""
-    directory = out / log.file.removesuffix(".log")
-    for kernel in log.kernels:
-        place = directory / kernel.name
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "op.json").write_text(json.dumps(kernel.operator) + "\n")
-        (place / "schedules.jsonl").write_text("".join(line + "\n" for line in schedule_lines(kernel.table)))
-    rows = zip(log.trial.tolist(), log.structure.tolist(), log.measured.tolist(), strict=True)
-    lines = [f"{trial},{structure},{seconds:.9g}\n" for trial, structure, seconds in rows]
-    (directory / "measured.csv").write_text("".join(["trial,structure,seconds\n", *lines]))
-    return directory
-
-
-@click.command()
-@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where to write.")
-def main(data: Path, out: Path) -> None:
-    """Write the measured programs in DATA (the directory v100_schedules) as operator and schedule files."""
-    logs = load_logs(data, (*TILED, *FLAT))
-    for log in logs:
-        write_log(log, out)
-    click.echo(f"{sum(len(log.trial) for log in logs)} programs of {len(logs)} operators written to {out}")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from bench.accuracy.data import data_directory
 from bench.accuracy.kernels.ansor import FLAT, TILED, Log, load_logs
-from bench.pictures import draw_equality, new_figure, save
+from bench.pictures import draw_comparison
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.tables import new_table
@@ -164,23 +163,9 @@ def _figures(scores: Sequence[Score]) -> tuple[str, str, str, str]:
 
 def scatter(scores: Sequence[Score], path: Path, title: str) -> None:
     """Predicted over measured times, a panel per kind, as a PNG."""
-    kinds = list(dict.fromkeys(score.kind for score in scores))
-    columns = min(3, len(kinds))
-    rows = -(-len(kinds) // columns)
-    figure = new_figure(4.6 * columns, 4.5 * rows + 0.4)
-    axes: list[Any] = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for panel, kind in zip(axes, kinds, strict=False):
+    panels = {}
+    for kind in dict.fromkeys(score.kind for score in scores):
         mine = [score for score in scores if score.kind == kind]
         measured, predicted = (np.concatenate([getattr(s, name) for s in mine]) for name in ("measured", "predicted"))
-        runs = np.isfinite(predicted)
-        panel.plot(1e3 * measured[runs], 1e3 * predicted[runs], ".", markersize=3, alpha=0.35, rasterized=True)
-        draw_equality(panel, (1e3 * np.concatenate([measured, predicted[runs]])).tolist())
-        panel.set_xlabel("measured, ms")
-        panel.set_title(f"{kind}: {len(mine)} operators, {len(measured)} programs", fontsize=11)
-    for panel in axes[len(kinds) :]:
-        panel.set_visible(False)
-    for row in range(rows):
-        axes[row * columns].set_ylabel("predicted, ms")
-    axes[0].legend(loc="upper left", fontsize=9, frameon=False)
-    figure.suptitle(title)
-    save(figure, path)
+        panels[f"{kind}: {len(mine)} operators"] = {f"{len(measured)} programs": (measured, predicted)}
+    draw_comparison(path, title, panels)

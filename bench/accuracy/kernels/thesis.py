@@ -12,12 +12,11 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from bench.pictures import draw_equality, new_figure, save
+from bench.pictures import draw_comparison
 from bench.suites import suite_path
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
@@ -197,20 +196,13 @@ def reason(row: Row, device: DeviceSpec, measured: float) -> str:
 
 def scatter(rows: Sequence[Row], path: Path) -> None:
     """Predicted over measured times as a PNG, a panel per reference, a colour per kind of operator."""
-    shown = {key: title for key, title in REFERENCES.items() if any(key in row.measured for row in rows)}
-    figure = new_figure(9.4, 9.4)
-    axes: list[Any] = figure.subplots(2, 2, squeeze=False).ravel().tolist()
-    for panel, (reference, title) in zip(axes, shown.items(), strict=False):
-        mine = [row for row in rows if reference in row.measured]
-        times = [1e3 * time for row in mine for time in (row.seconds, row.measured[reference])]
-        for kind in dict.fromkeys(row.kind for row in mine):
-            points = [(1e3 * r.measured[reference], 1e3 * r.seconds) for r in mine if r.kind == kind]
-            panel.loglog(*zip(*points, strict=True), "o", markersize=4, alpha=0.7, label=kind.replace("_", " "))
-        draw_equality(panel, times)
-        panel.set(xlabel="measured, ms", ylabel="ours, predicted, ms")
-        panel.set_title(f"{title}: {len(mine)} operators", fontsize=11)
-    for panel in axes[len(shown) :]:
-        panel.set_visible(False)
-    axes[0].legend(loc="upper left", fontsize=9, frameon=False)
-    figure.suptitle("The thesis's operators on a V100: our best kernel, predicted, against measured times")
-    save(figure, path)
+    panels = {}
+    for reference, title in REFERENCES.items():
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if reference in row.measured:
+                pairs.setdefault(row.kind.replace("_", " "), []).append((row.measured[reference], row.seconds))
+        if pairs:
+            count = sum(map(len, pairs.values()))
+            panels[f"{title}: {count} operators"] = {kind: tuple(np.array(each).T) for kind, each in pairs.items()}
+    draw_comparison(path, "The thesis's operators on a V100: our best kernel, predicted", panels, columns=2)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from bench.accuracy.library.library import boards
 from hal.spec.device import DeviceSpec
+from hal.support.tables import new_table
 from roller.library.calls import LibraryCall, price
 from roller.library.parts import directed, elementwise, product, stream
 from sokoban.language.expression import DTYPE_BYTES
@@ -250,10 +251,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def backward_table(times: Mapping[str, tuple[Floats, Floats]]) -> Table:
     """A row per kind of call, and all together."""
-    view = Table(box=None, pad_edge=False, title="Backward passes of single calls", title_justify="left")
-    view.add_column("call")
-    for column in ("calls", "median error", "mean error", "predicted/measured", "asked"):
-        view.add_column(column, justify="right")
+    numbers = ("calls", "median error", "mean error", "predicted/measured", "asked")
+    view = new_table(("call",), numbers, title="Backward passes of single calls")
     everything = tuple(np.concatenate([pair[side] for pair in times.values()] or [np.ones(0)]) for side in (0, 1))
     rows = {**times, "all": everything}
     for name, (predicted, measured) in rows.items():

@@ -7,16 +7,19 @@ the models were made. Figures are the mean of ``|predicted - measured| / measure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from bench.accuracy.library.left_out import fitted_without
+from bench.pictures import draw_comparison
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.library.calls import LibraryCall, price
 from roller.library.parts import convolution, elementwise, product
 from roller.library.products.gemm import GemmLaunch, gemm_seconds
@@ -33,11 +36,16 @@ CLASSES: Mapping[str, tuple[str, float]] = {
 }
 TILE_BAR = 8.0
 
+#: Classes whose constants were also chosen without each board in turn -> what ``without.toml`` calls them.
+WITHOUT: Mapping[str, str] = {
+    "bmm": "float32 products", "linear": "float32 products", "softmax": "softmax", "layer norm": "layer norm",
+}  # fmt: skip
+
+#: Largest mean error asked of a board that no constant was chosen on, in per cent.
+WITHOUT_BAR = 12.0
+
 #: Inference boards of little power, whose clocks fall under load: half as much again is asked of them.
 LENIENT = ("p4", "t4")
-
-#: Points of a panel; more only blacken it.
-MOST_POINTS = 4000
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 
@@ -48,6 +56,7 @@ class Score:
 
     Attributes:
         bar: largest mean error asked for, a share.
+        left_out: by the model with constants chosen without the board; None where there are none.
     """
 
     operation: str
@@ -55,11 +64,19 @@ class Score:
     predicted: Floats
     measured: Floats
     bar: float
+    left_out: Floats | None = None
 
     @property
     def errors(self) -> Floats:
         """``|predicted - measured| / measured`` by call."""
         return np.abs(self.predicted - self.measured) / self.measured
+
+    @property
+    def left_out_error(self) -> str:
+        """The mean error with constants chosen without the board, in per cent; empty where there are none."""
+        if self.left_out is None:
+            return ""
+        return f"{np.mean(np.abs(self.left_out - self.measured) / self.measured):.1%}"
 
 
 def read_calls(data: Path, file: str) -> dict[str, Columns]:
@@ -125,10 +142,18 @@ def with_shape(data: Path) -> list[Score]:
     for operation, (file, bar) in CLASSES.items():
         calls = read_calls(data, file)
         for name, device in boards(calls).items():
-            priced = price(MAKERS[operation](calls[name]), device)
-            predicted = np.array([call.call_seconds for call in priced])
-            out.append(_score(operation, device, predicted, calls[name], bar))
+            made = MAKERS[operation](calls[name])
+            score = _score(operation, device, _call_seconds(made, device), calls[name], bar)
+            chosen = fitted_without(device.name, WITHOUT[operation]) if operation in WITHOUT else None
+            if chosen is not None:
+                with chosen:
+                    score = replace(score, left_out=_call_seconds(made, device))
+            out.append(score)
     return out
+
+
+def _call_seconds(calls: Sequence[LibraryCall], device: DeviceSpec) -> Floats:
+    return np.array([call.call_seconds for call in price(calls, device)])
 
 
 def _score(operation: str, device: DeviceSpec, predicted: Floats, rows: Columns, percent: float) -> Score:
@@ -195,12 +220,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
     """A row per class and board."""
-    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column in ("class", "board"):
-        view.add_column(column)
-    for column in ("calls", "mean error", "asked", "median error", "predicted/measured"):
-        view.add_column(column, justify="right")
-    view.add_column("")
+    numbers = ("calls", "mean error", "asked", "median error", "predicted/measured", "without it", "asked")
+    view = new_table(("class", "board"), numbers, ("",), title=title)
     for position, each in enumerate(scores):
         mean = float(each.errors.mean())
         last = position + 1 == len(scores) or scores[position + 1].operation != each.operation
@@ -212,6 +233,8 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
             f"{100 * each.bar:g}%",
             f"{np.median(each.errors):.1%}",
             f"{np.exp(np.log(each.predicted / each.measured).mean()):.3f}",
+            each.left_out_error,
+            f"{WITHOUT_BAR:g}%" if each.left_out_error else "",
             "" if mean <= each.bar else "above",
             end_section=last,
         )
@@ -220,44 +243,11 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
 
 def scatter(scores: Sequence[Score], path: Path, title: str, *, by: str) -> None:
     """Predicted over measured times as a PNG: a panel per board or per class, a colour per the other."""
-    from matplotlib.figure import Figure
-
     other = "operation" if by == "device" else "device"
-    panels = list(dict.fromkeys(getattr(score, by) for score in scores))
-    colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(getattr(s, other) for s in scores))}
-    columns = min(3, max(len(panels), 1))
-    rows = max(-(-len(panels) // columns), 1)
-    figure = Figure(figsize=(4.6 * columns, 4.5 * rows + 0.4))
-    figure.set_layout_engine("constrained", h_pad=0.12)
-    axes: list[Any] = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for panel, name in zip(axes, panels, strict=False):
+    panels = {}
+    for name in dict.fromkeys(getattr(score, by) for score in scores):
         mine = [score for score in scores if getattr(score, by) == name]
-        _panel(panel, [(getattr(score, other), colours[getattr(score, other)], score) for score in mine])
-        panel.set_title(f"{name}: {sum(len(score.measured) for score in mine)} calls", fontsize=11)
-    for panel in axes[len(panels) :]:
-        panel.set_visible(False)
-    for row in range(rows):
-        axes[row * columns].set_ylabel("predicted, ms")
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-
-
-def _panel(panel: Any, groups: Sequence[tuple[str, str, Score]]) -> None:
-    """Times in milliseconds, the same range both ways, with the lines of equality and of a factor of two."""
-    chance = np.random.default_rng(0)
-    everything = 1e3 * np.concatenate([part for _, _, s in groups for part in (s.measured, s.predicted)])
-    # Whole decades: ticks in between would be unreadable.
-    ends = 10 ** np.floor(np.log10(everything.min())), 10 ** np.ceil(np.log10(everything.max()))
-    for label, colour, score in groups:
-        count = len(score.measured)
-        shown = chance.choice(count, min(count, MOST_POINTS), replace=False)
-        points = 1e3 * score.measured[shown], 1e3 * score.predicted[shown]
-        panel.loglog(*points, ".", color=colour, markersize=2, alpha=0.3, rasterized=True)
-        panel.loglog([], [], "o", color=colour, markersize=5, label=f"{label}: {score.errors.mean():.1%}")
-    panel.loglog(ends, ends, color="black", linewidth=1)
-    for factor in (0.5, 2):
-        panel.loglog(ends, [factor * x for x in ends], color="grey", linewidth=0.8, linestyle="--")
-    panel.set(xlim=ends, ylim=ends, xlabel="measured, ms", aspect="equal")
-    panel.legend(loc="upper left", fontsize=8, frameon=False)
-    panel.grid(alpha=0.25)
+        panels[f"{name}: {sum(len(score.measured) for score in mine)} calls"] = {
+            f"{getattr(score, other)}: {score.errors.mean():.1%}": (score.measured, score.predicted) for score in mine
+        }
+    draw_comparison(path, title, panels)

@@ -3,12 +3,19 @@
 Constants of ``roller.library.streaming.row_kernels`` were chosen on models on one and on four boards; those on two and
 on eight judge them. Times of Sarathi are whole microseconds, so that what takes two of them is known to a quarter. What
 Hugging Face's layers call ``silu`` is its gate: SiLU and a product, two kernels of PyTorch.
+
+vidur profiles a model's layers one after the other for minutes without a pause, with a model's operands: its products
+run on a board whose clock has settled (:func:`hal.spec.power.settled`), as jobs do. Constants of row kernels and starts
+of blocks come from the same profiles at the boost clock, whatever the clock was. Keys and values of a layer have left
+L2 when vLLM decodes the next token, after all other layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product as product_of
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +23,8 @@ import numpy as np
 from rich.table import Table
 
 from hal.catalog import load_device
+from hal.spec.power import settled
+from roller.library.cache import flushed_cache
 from roller.library.calls import LibraryCall, price
 from roller.library.parts import elementwise, product
 
@@ -41,6 +50,8 @@ class Layer:
         kind: of layer.
         chosen_on: whether constants may have been chosen on it.
         measured: seconds.
+        settled: whether the board's clock had settled.
+        cold: whether nothing of the call was in L2.
         calls: its kernels.
     """
 
@@ -49,6 +60,8 @@ class Layer:
     kind: str
     chosen_on: bool
     measured: float
+    settled: bool
+    cold: bool
     calls: tuple[LibraryCall, ...]
 
 
@@ -114,6 +127,8 @@ def read_layers(path: Path) -> list[Layer]:
             kind=row["kind"],
             chosen_on=row["tp"] in (1, 4),
             measured=row["time_us"] / 1e6,
+            settled=row["source"] == "vidur" and row["kind"] == "linear",
+            cold=row["kind"] == "decode",
             calls=tuple(_CALLS[row["kind"]](row)),
         )
         for row in parquet.read_table(path).to_pylist()
@@ -124,9 +139,12 @@ def read_layers(path: Path) -> list[Layer]:
 def predicted_seconds(layers: Sequence[Layer]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Device time of every layer."""
     seconds = np.zeros(len(layers))
-    for board, name in BOARDS.items():
-        places = [place for place, layer in enumerate(layers) if layer.board == board]
-        prices = iter(price([call for place in places for call in layers[place].calls], load_device(name)))
+    for board, is_settled, is_cold in product_of(BOARDS, (False, True), (False, True)):
+        state = (board, is_settled, is_cold)
+        places = [place for place, layer in enumerate(layers) if (layer.board, layer.settled, layer.cold) == state]
+        device = settled(load_device(BOARDS[board])) if is_settled else load_device(BOARDS[board])
+        with flushed_cache() if is_cold else nullcontext():
+            prices = iter(price([call for place in places for call in layers[place].calls], device))
         for place in places:
             seconds[place] = sum(next(prices).seconds for _ in layers[place].calls)
     return seconds

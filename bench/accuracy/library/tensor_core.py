@@ -1,13 +1,11 @@
 """The library models against measured 16-bit kernels of A100, H100, L40S and B200 (AIConfigurator's database).
 
-Errors are ``|predicted - measured| / measured``. The model is compared with a roofline of two numbers a board, and the
-model with constants that were chosen without the board (:mod:`bench.accuracy.library.left_out`).
+Errors are ``|predicted - measured| / measured``. The model is compared with a roofline of two numbers a board.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,12 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bench.accuracy.library.left_out import fitted_without
-from bench.accuracy.library.tensor_core_rows import BOARDS, KINDS, Calls, Kind, Operator, read_calls
+from bench.accuracy.library.tensor_core_rows import BOARDS, KINDS, Calls, Kind, read_calls
 from bench.pictures import new_figure, save
-from hal.catalog import all_devices, load_device
+from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.library import library_times
 from sokoban.schedule.table import Floats
 
@@ -43,19 +41,15 @@ class Comparison:
     """The calls of one kind on one board, in seconds, an entry per call.
 
     Attributes:
-        example: the first of the calls as an operator.
         predicted: by the model; None where it has no such operator.
         roofline: by two numbers of the board.
-        left_out: by the model with constants chosen without this board; None where there are none.
     """
 
     kind: Kind
     board: str
-    example: Operator
     measured: Floats
     predicted: Floats | None
     roofline: Floats
-    left_out: Floats | None
 
     @property
     def device(self) -> DeviceSpec:
@@ -83,144 +77,46 @@ class Comparison:
         errors, classes = self.errors(seconds), np.digitize(self.measured, LENGTHS)
         return [float(errors[classes == each].mean()) if (classes == each).any() else None for each in range(5)]
 
-    @property
-    def best_prediction(self) -> Floats | None:
-        """Predictions by constants chosen without the board where there are any, else by the model's own."""
-        return self.predicted if self.left_out is None else self.left_out
-
 
 def compare(calls: Calls) -> Comparison:
     """The model's figures for measured calls."""
-    chosen = fitted_without(calls.board, calls.kind.name)
     return Comparison(
         kind=calls.kind,
         board=calls.board,
-        example=calls.operators[0],
         measured=calls.seconds,
         predicted=_predicted(calls),
         roofline=calls.roofline(),
-        left_out=None if chosen is None else _predicted(calls, chosen),
     )
 
 
-def _predicted(calls: Calls, inside: Any = None) -> Floats | None:
+def _predicted(calls: Calls) -> Floats | None:
     """Device time of every call; None where the operator is not known."""
     operators = calls.operators
-    with inside or nullcontext():
-        if not _is_priced(operators[0], calls.device):
-            return None
-        return np.array([each.seconds for each in library_times(operators, calls.device)])
-
-
-def _is_priced(operator: Operator, device: DeviceSpec) -> bool:
-    """True if the library models know the operator, and the board has what it needs."""
     try:
-        library_times([operator], device)
+        library_times(operators[:1], calls.device)
     except InputError:
-        return False
-    return True
-
-
-# Boards without measurements
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """Between which multiples of a prediction the time of four calls in five is expected, on a board without data.
-
-    Attributes:
-        like: the measured board, as the data calls it, whose matrix units work like this one's.
-        left_out: whether the errors are of constants chosen without that board.
-    """
-
-    device: str
-    kind: str
-    like: str
-    low: float
-    high: float
-    left_out: bool
-
-
-def ranges(comparisons: Sequence[Comparison], devices: Iterable[DeviceSpec] | None = None) -> list[Range]:
-    """Error bars: what the nearest measured board's calls take over what is predicted for them."""
-    out = []
-    for device in all_devices() if devices is None else devices:
-        if (device.compute_capability or (0, 0)) < (8, 0) or device.name in BOARDS.values():
-            continue
-        for kind in dict.fromkeys(each.kind.name for each in comparisons):
-            measured_boards = {each.board: each for each in comparisons if each.kind.name == kind}
-            like = _nearest(device, measured_boards)
-            # A board of another generation says nothing on a node's links.
-            if (
-                measured_boards[like].kind.over_links
-                and measured_boards[like].device.compute_capability != device.compute_capability
-            ):
-                continue
-            seconds = measured_boards[like].best_prediction
-            if seconds is not None and _is_priced(measured_boards[like].example, device):
-                low, high = np.quantile(measured_boards[like].measured / seconds, (FEW, MOST))
-                is_held_out = measured_boards[like].left_out is not None
-                out.append(Range(device=device.name, kind=kind, like=like, low=low, high=high, left_out=is_held_out))
-    return out
-
-
-def _nearest(device: DeviceSpec, boards: Iterable[str]) -> str:
-    """The measured board with matrix instructions of the same sort, and among these the nearest generation."""
-
-    def distance(board: str) -> tuple[bool, float]:
-        other = load_device(BOARDS[board])
-        return _by_warps(other) != _by_warps(device), abs(_generation(other) - _generation(device))
-
-    return min(boards, key=distance)
-
-
-def _by_warps(device: DeviceSpec) -> bool:
-    rates = device.best_matrix_instruction("bfloat16")
-    return rates is None or rates.is_by_warps
-
-
-def _generation(device: DeviceSpec) -> float:
-    major, minor = device.compute_capability or (0, 0)
-    return major + minor / 10
+        return None
+    return np.array([each.seconds for each in library_times(operators, calls.device)])
 
 
 # Tables
 
 
 def table(data: Path, out: Path) -> Iterable[Table]:
-    """A table and a picture per kind, and one of each of the error bars of boards without data."""
+    """A table and a picture per kind."""
     out.mkdir(parents=True, exist_ok=True)
-    everything: list[Comparison] = []
-    tables = []
     for kind in KINDS:
         comparisons = [compare(calls) for calls in read_calls(data, kind)]
         if comparisons:
-            tables.append(kind_table(comparisons))
             chart(comparisons, out / f"tensor_core_{kind.name}.png")
-        everything += comparisons
-    bars = ranges(everything)
-    if bars:
-        tables.append(range_table(bars))
-        range_chart(bars, out / "tensor_core_unmeasured.png")
-    return tables
+            yield kind_table(comparisons)
 
 
 def kind_table(comparisons: Sequence[Comparison]) -> Table:
     """A row per board: mean and median errors, the roofline's next to them, signed means by length."""
     kind = comparisons[0].kind
-    view = Table(box=None, pad_edge=False, title=kind.title, title_justify="left")
-    view.add_column("board")
-    for column in (
-        "calls",
-        "mean error",
-        "asked",
-        "from 20 µs",
-        "median error",
-        "two numbers",
-        "without it",
-        *LENGTH_NAMES,
-    ):
-        view.add_column(column, justify="right")
+    numbers = ("calls", "mean error", "asked", "from 20 µs", "median error", "two numbers", *LENGTH_NAMES)
+    view = new_table(("board",), numbers, title=kind.title)
     for each in comparisons:
         median = None if each.predicted is None else float(np.median(np.abs(each.errors(each.predicted))))
         signed = [None] * 5 if each.predicted is None else each.signed_by_length(each.predicted)
@@ -232,7 +128,6 @@ def kind_table(comparisons: Sequence[Comparison]) -> Table:
             _percent(each.long_error),
             _percent(median),
             _percent(each.mean_error(each.roofline)),
-            _percent(each.mean_error(each.left_out)),
             *("-" if value is None else f"{value:+.1%}" for value in signed),
         )
     return view
@@ -240,26 +135,6 @@ def kind_table(comparisons: Sequence[Comparison]) -> Table:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def range_table(bars: Sequence[Range]) -> Table:
-    """A row per board, a column per kind of call; a star where constants were chosen with the board it is like."""
-    view = Table(box=None, pad_edge=False, title="Boards that nobody measured", title_justify="left")
-    view.add_column("board")
-    view.add_column("as on")
-    kinds = [kind for kind in KINDS if any(bar.kind == kind.name for bar in bars)]
-    for kind in kinds:
-        view.add_column(kind.title, justify="right")
-    for device in dict.fromkeys(bar.device for bar in bars):
-        mine = {bar.kind: bar for bar in bars if bar.device == device}
-        cells = [
-            f"{mine[kind.name].low:.2f} to {mine[kind.name].high:.2f}{'' if mine[kind.name].left_out else '*'}"
-            if kind.name in mine
-            else "-"
-            for kind in kinds
-        ]
-        view.add_row(device, " or ".join(dict.fromkeys(bar.like for bar in mine.values())), *cells)
-    return view
 
 
 # Pictures
@@ -283,7 +158,6 @@ def _panel(panel: Any, each: Comparison) -> None:
     shown = np.random.default_rng(0).permutation(len(each.measured))[:MOST_POINTS]
     lines: Mapping[str, tuple[Floats | None, str, str]] = {
         "model": (each.predicted, "C0", "-"),
-        "constants chosen without the board": (each.left_out, "C1", "-"),
         "two numbers": (each.roofline, "C3", "--"),
     }
     microseconds = 1e6 * each.measured
@@ -301,7 +175,7 @@ def _panel(panel: Any, each: Comparison) -> None:
     panel.set(xscale="log", yscale="log", ylim=(0.2, 5), xlabel="measured, µs")
     panel.set_yticks([0.25, 0.5, 0.8, 1.25, 2, 4], ["0.25", "0.5", "0.8", "1.25", "2", "4"])
     panel.set_yticks([], minor=True)
-    errors = {"model": each.predicted, "left out": each.left_out, "two numbers": each.roofline}
+    errors = {"model": each.predicted, "two numbers": each.roofline}
     means = [f"{name} {each.mean_error(seconds):.0%}" for name, seconds in errors.items() if seconds is not None]
     panel.set_title(f"{each.board}: {len(each.measured):,} calls\nmean error: {', '.join(means)}", fontsize=10)
     panel.grid(alpha=0.25)
@@ -313,25 +187,3 @@ def _quantiles(lengths: Floats, ratio: Floats) -> tuple[Floats, Floats, Floats, 
     filled = [each for each in np.unique(classes) if (classes == each).sum() >= 10]
     quantiles = np.array([np.quantile(ratio[classes == each], (FEW, 0.5, MOST)) for each in filled]).reshape(-1, 3)
     return 10 ** ((np.array(filled) + 0.5) / 3), quantiles[:, 0], quantiles[:, 1], quantiles[:, 2]
-
-
-def range_chart(bars: Sequence[Range], path: Path) -> None:
-    """A line per board and kind from the low to the high multiple."""
-    devices = list(dict.fromkeys(bar.device for bar in bars))
-    kinds = list(dict.fromkeys(bar.kind for bar in bars))
-    figure = new_figure(8.4, 1.2 + 0.5 * len(devices))
-    panel = figure.subplots()
-    for bar in bars:
-        place = devices.index(bar.device) + 0.14 * (kinds.index(bar.kind) - (len(kinds) - 1) / 2)
-        panel.plot([bar.low, bar.high], [place, place], color=f"C{kinds.index(bar.kind)}", linewidth=4)
-    for number, kind in enumerate(kinds):
-        panel.plot([], [], color=f"C{number}", linewidth=4, label=kind)
-    panel.axvline(1, color="black", linewidth=0.8)
-    panel.set_yticks(range(len(devices)), devices, fontsize=9)
-    panel.set(xscale="log", xlabel="measured over predicted, four of five calls", ylim=(len(devices) - 0.5, -0.5))
-    panel.set_xticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
-    panel.set_xticks([], minor=True)
-    panel.grid(axis="x", alpha=0.25)
-    panel.set_title("Boards that nobody measured: errors as on the nearest board with measurements", fontsize=11)
-    panel.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-    save(figure, path)

@@ -62,7 +62,7 @@ class Kind:
     """One kind of call.
 
     Attributes:
-        name: of its table in ``without.toml``, and of its picture.
+        name: of its picture.
         title: in words.
         file: of the data.
         bar: largest mean error asked for, a share.

@@ -22,6 +22,7 @@ from bench.accuracy.library.today_kinds import KINDS, WEIGHT_BYTES, Columns, Kin
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.tables import new_table
 from roller.library import library_times
 from sokoban.schedule.table import Floats
 
@@ -113,11 +114,8 @@ def _predicted(operators: Sequence[Operator], device: DeviceSpec, *, has_calls: 
 
 def kind_table(kind: Kind, comparisons: Sequence[Comparison]) -> Table:
     """Mean errors, on shapes that constants were chosen on and on others, the roofline's next to them."""
-    view = Table(box=None, pad_edge=False, title=kind.title, title_justify="left")
-    view.add_column("board")
-    view.add_column("numbers")
-    for column in ("rows", "mean error", "asked", "others", "without it", "median error", "two numbers"):
-        view.add_column(column, justify="right")
+    numbers = ("rows", "mean error", "asked", "others", "without it", "median error", "two numbers")
+    view = new_table(("board", "numbers"), numbers, title=kind.title)
     for each in comparisons:
         errors = None if each.predicted is None else each.errors(each.predicted)
         shown = ["-"] * 3

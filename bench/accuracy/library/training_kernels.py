@@ -16,6 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from hal.catalog import load_device
+from roller.library.cache import flushed_cache
 from roller.library.calls import RMS, LibraryCall, price
 from roller.library.parts import elementwise, product, stream
 from roller.library.streaming.streams import POINT_INSTRUCTIONS
@@ -123,9 +124,10 @@ def _norm(row: _Row) -> _Calls:
     calls = _rows(f"{library} norm{' backward' * backward}", *sizes, row["dtype"])
     if not backward or library == "cudnn":
         return calls
-    # Another kernel reads both tensors again and sums down the columns.
+    # Another kernel reads both tensors again and sums down the columns, in slices of rows that a third one adds.
     count = row["rows"] * row["columns"]
-    return [*calls, stream("sum", "reduce_kernel", 2 * count, row["columns"], 2 * count, row["dtype"])]
+    sums = stream("sum", "reduce_kernel", 2 * count, row["columns"], 2 * count, row["dtype"])
+    return [*calls, sums, stream("sum", "reduce_kernel", row["columns"], row["columns"], row["columns"], row["dtype"])]
 
 
 def read_norms(path: Path) -> list[Measured]:
@@ -310,7 +312,8 @@ def kernel_table(measured: Sequence[Measured]) -> Table:
         groups.setdefault((each.board, each.group), []).append(each)
     for (board, group), rows in groups.items():
         device = load_device(BOARDS[board])
-        prices = iter(price([call for row in rows for call in row.calls], device))
+        with flushed_cache():
+            prices = iter(price([call for row in rows for call in row.calls], device))
         seconds = np.array([sum(next(prices).seconds for _ in row.calls) for row in rows])
         # Events before and after a call, and a launch between two kernels.
         gaps = np.array([row.events * (len(row.calls) + 1) for row in rows])

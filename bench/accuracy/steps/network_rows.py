@@ -29,25 +29,17 @@ class NetworkRow:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkScore:
-    """A row with its predicted step, and what the learned baseline sees of the network.
+    """A row with its predicted step.
 
     Attributes:
         row: what was measured.
         predicted: seconds; 0 where the network could not be captured.
-        flops: of products, convolutions and attention.
-        parameters: of the captured network.
-        layers: modules without modules in them.
-        pairs: how often a result of one kind of operator is the argument of another, in the forward pass.
         shares: seconds by kind of model.
         failure: why there is no prediction.
     """
 
     row: NetworkRow
     predicted: float = 0.0
-    flops: float = 0.0
-    parameters: float = 0.0
-    layers: int = 0
-    pairs: Mapping[str, int]
     shares: Mapping[str, float]
     failure: str = ""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -26,16 +26,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.accuracy.steps.network_rows import NetworkRow, NetworkScore, read_rows
-from bench.pictures import draw_equality, new_figure, save
+from bench.pictures import draw_comparison
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from hal.support.tables import new_table
-from sokoban.schedule.table import Floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from daydream.capture.captured import Capture
 
 #: What is asked for: median and mean error in per cent, rank correlation.
 MEDIAN_BAR, MEAN_BAR, RANK_BAR = 15.0, 20.0, 0.97
@@ -87,14 +85,14 @@ def score_of(row: NetworkRow) -> NetworkScore:
         with _software(training=row.training):
             step = captured(f"timm:{row.model}", options)
     except InputError as error:
-        return NetworkScore(row=row, pairs={}, shares={}, failure=str(error))
+        return NetworkScore(row=row, shares={}, failure=str(error))
     # Captures have each parameter's elements.
     parameters = float(sum(parameter.tensor.elements for parameter in step.parameters))
     if abs(parameters - row.parameters) > _SAME_PARAMETERS * row.parameters + 2e4:
         failure = (
             f"timm:{row.model}: has {parameters / 1e6:.1f} M parameters, was measured with {row.parameters / 1e6:.1f}"
         )
-        return NetworkScore(row=row, pairs={}, shares={}, failure=failure)
+        return NetworkScore(row=row, shares={}, failure=failure)
     launched = Counter((each.name, each.inputs, each.outputs) for each in step.operators if each.launches)
     prices = operator_prices(list(launched), load_device("rtx-3090"))
     shares: Counter[str] = Counter()
@@ -104,10 +102,6 @@ def score_of(row: NetworkRow) -> NetworkScore:
     return NetworkScore(
         row=row,
         predicted=float(sum(shares.values())),
-        flops=float(sum(price.flops * times for price, times in zip(prices, launched.values(), strict=True))),
-        parameters=parameters,
-        layers=_leaves(step),
-        pairs=_pairs(step),
         shares=dict(shares),
     )
 
@@ -167,30 +161,11 @@ def _norms_of_halves() -> None:
                 setattr(module, f"fast_{name}", of_halves(getattr(torch.nn.functional, name)))
 
 
-def _leaves(step: Capture) -> int:
-    """Modules without modules in them."""
-    parents = {module.path.rpartition(".")[0] for module in step.modules}
-    return sum(module.path not in parents for module in step.modules)
-
-
-def _pairs(step: Capture) -> dict[str, int]:
-    """DNNAbacus's structure matrix (3.2.2): edges between kinds of operators, of the forward pass."""
-    writers: dict[int, str] = {}
-    pairs: Counter[str] = Counter()
-    for operator in step.operators:
-        if not operator.launches or operator.phase.name != "FORWARD":
-            continue
-        name = operator.name.removeprefix("aten::").removesuffix("_")
-        pairs.update(f"{writers[storage]} {name}" for storage in operator.read if storage in writers)
-        writers.update(dict.fromkeys(operator.written, name))
-    return dict(pairs)
-
-
 # Tables
 
 
 def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> Iterable[Table]:
-    """The networks' table, the baselines' and a picture in ``out``; none where the rows or timm are missing.
+    """The networks' table and a picture in ``out``; none where the rows or timm are missing.
 
     Args:
         data: directory of the measurements.
@@ -199,14 +174,12 @@ def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> I
         workers: processes; 0 takes one for every core.
     """
     path = data / "models" / "timm.csv"
-    missing = [name for name in ("torch", "timm", "scipy", "sklearn") if find_spec(name) is None]
+    missing = [name for name in ("torch", "timm", "scipy") if find_spec(name) is None]
     if missing:
         click.echo(f"networks: skipped for want of {missing[0]}; pip install 'roller[models,accuracy]'", err=True)
         return []
     if not path.is_file():
         return []
-    from bench.accuracy.steps.networks_baseline import boosted, fitted_line
-
     rows = read_rows(path)
     # Neighbours belong to different halves.
     models = {name for place, name in enumerate(sorted({row.model for row in rows})) if place // 2 % every == 0}
@@ -215,52 +188,37 @@ def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> I
     if not good:
         return [failure_table(scores)]
     chart(good, out / "networks.png")
-    predictions = {
-        "captured, kernel by kernel": np.array([score.predicted for score in good]),
-        "a line through FLOPs and parameters": fitted_line(good),
-        "DNNAbacus's features, gradient boosting": boosted(good),
-    }
-    return [score_table(good, predictions), failure_table(scores)]
+    return [score_table(good), failure_table(scores)]
 
 
-def score_table(scores: Sequence[NetworkScore], predictions: Mapping[str, Floats]) -> Table:
-    """A row per mode, layout and half, for every way to predict; the halves of what was chosen on and of the others."""
+def score_table(scores: Sequence[NetworkScore]) -> Table:
+    """A row per mode, layout and half: what was chosen on, and the others; then one per mode."""
     view = new_table(
-        ("way", "steps", "networks"),
+        ("steps", "networks"),
         ("rows", "median error", "mean error", "rank of steps", "rank of times per image", "asked"),
         title="Vision networks on an RTX 3090 with autocast",
     )
     asked = f"{MEDIAN_BAR:g}%, {MEAN_BAR:g}%, {RANK_BAR:g}"
     kinds = sorted({score.row.kind for score in scores})
     modes = sorted({kind.split()[0] for kind in kinds})
-    for way, predicted in predictions.items():
-        is_ours = way == next(iter(predictions))
-        for kind in (*kinds, *modes):
-            of_kind = np.array([score.row.kind.startswith(kind) for score in scores])
-            chosen = np.array([score.row.chosen_on for score in scores])
-            halves = {"chosen on": of_kind & chosen, "others": of_kind & ~chosen}
-            if kind in modes and is_ours:
-                halves = {"all": of_kind}
-            for half, members in halves.items():
-                if members.sum() > 2:
-                    figures = accuracy(scores, predicted, members)
-                    # The page has these: ours, and what the others come to on what they were not trained on.
-                    style = "bold" if is_ours or (kind in modes and half == "others") else None
-                    cells = (way, kind, half, str(members.sum()), *figures, asked if half == "all" else "")
-                    view.add_row(*cells, style=style)
+    groups = [(kind, half, [score for score in scores if score.row.kind == kind and score.row.chosen_on == is_chosen])
+              for kind in kinds for half, is_chosen in (("chosen on", True), ("others", False))]  # fmt: skip
+    groups += [(mode, "all", [score for score in scores if score.row.kind.startswith(mode)]) for mode in modes]
+    for kind, half, members in groups:
+        if len(members) > 2:
+            view.add_row(kind, half, str(len(members)), *accuracy(members), asked if half == "all" else "")
     return view
 
 
-def accuracy(scores: Sequence[NetworkScore], predicted: Floats, members: np.ndarray[Any, Any]) -> tuple[str, ...]:
+def accuracy(scores: Sequence[NetworkScore]) -> tuple[str, ...]:
     """Median and mean error, rank correlation of steps and of times per image."""
     from scipy.stats import spearmanr
 
-    rows = [score.row for score in scores]
-    measured, batch = np.array([row.measured for row in rows]), np.array([row.batch for row in rows])
-    errors = np.abs(predicted / measured - 1)[members]
+    measured, batch, predicted = np.array([(each.row.measured, each.row.batch, each.predicted) for each in scores]).T
+    errors = np.abs(predicted / measured - 1)
     ranks = [
-        spearmanr(predicted[members], measured[members]).statistic,
-        spearmanr((predicted / batch)[members], (measured / batch)[members]).statistic,
+        spearmanr(predicted, measured).statistic,
+        spearmanr(predicted / batch, measured / batch).statistic,
     ]
     return f"{np.median(errors):.1%}", f"{errors.mean():.1%}", *(f"{rank:.3f}" for rank in ranks)
 
@@ -279,19 +237,12 @@ def failure_table(scores: Sequence[NetworkScore]) -> Table:
 
 def chart(scores: Sequence[NetworkScore], path: Path) -> None:
     """Predicted against measured time per image, a colour per mode and layout, as a PNG."""
-    figure = new_figure(7.5, 6.5)
-    panel: Any = figure.subplots()
-    for number, kind in enumerate(sorted({score.row.kind for score in scores})):
-        members = [score for score in scores if score.row.kind == kind]
-        x = [1e3 * score.row.measured / score.row.batch for score in members]
-        y = [1e3 * score.predicted / score.row.batch for score in members]
-        panel.scatter(x, y, s=8, alpha=0.5, color=f"C{number}", label=kind)
-    times = [1e3 * time / score.row.batch for score in scores for time in (score.row.measured, score.predicted)]
-    draw_equality(panel, times)
-    panel.set(xlabel="measured ms per image", ylabel="predicted ms per image")
-    panel.legend(fontsize=8)
-    panel.set_title("Vision networks on an RTX 3090 with autocast")
-    save(figure, path)
+    groups = {}
+    for kind in sorted({score.row.kind for score in scores}):
+        rows = [(each.row.measured, each.predicted, each.row.batch) for each in scores if each.row.kind == kind]
+        measured, predicted, batch = np.array(rows).T
+        groups[kind] = (measured / batch, predicted / batch)
+    draw_comparison(path, "Vision networks on an RTX 3090 with autocast", {"time per image": groups})
 
 
 @click.command()

@@ -21,9 +21,10 @@ from rich.table import Table
 from scipy.optimize import minimize_scalar
 from scipy.stats import spearmanr
 
+from bench.accuracy.errors import Errors, asked
 from bench.accuracy.steps.llama_model import llama_subject
 from bench.accuracy.steps.megatron_model import gpt_subject
-from bench.pictures import draw_equality, new_figure, save
+from bench.pictures import draw_comparison
 from daydream.capture.options import CaptureOptions
 from daydream.plan.layout import Layout
 from daydream.plan.planned import PlannedStep, planned
@@ -257,13 +258,10 @@ def _woven(even: Sequence[float], odd: Sequence[float]) -> Iterable[float]:
 
 
 def _megatron_row(view: Table, name: str, host: str, runs: Sequence[Run], times: Sequence[float], bar: float) -> None:
-    errors = np.array(times) / [run.seconds for run in runs] - 1
-    rank = spearmanr(times, [run.seconds for run in runs]).statistic
-    view.add_row(
-        name, host, str(len(runs)), f"**{100 * np.abs(errors).mean():.1f} %**", f"{100 * bar:.0f} %",
-        f"{100 * np.median(errors):+.1f} %", f"{100 * errors[np.abs(errors).argmax()]:+.0f} %",
-        f"{rank:.3f} (asked {RANK})",
-    )  # fmt: skip
+    measured = [run.seconds for run in runs]
+    errors, rank = Errors.of(times, measured), spearmanr(times, measured).statistic
+    ranks = f"{rank:.3f} (asked {RANK})"
+    view.add_row(name, host, errors.count, errors.mean, asked(bar), errors.median, errors.worst, ranks)
 
 
 def titan_table(runs: Sequence[TitanRun]) -> Table:
@@ -282,31 +280,19 @@ def _compared(predicted: float, measured: float | None, bar: str, digits: int) -
     """Prediction, measurement, error and bar."""
     if measured is None:
         return ["-"] * 4
-    error = predicted / measured - 1
-    return [
-        f"{predicted:.{digits}f}",
-        f"{measured:.{digits}f}",
-        f"**{100 * error:+.1f} %**",
-        f"{100 * BARS[bar]:.0f} %",
-    ]
+    error = f"**{100 * (predicted / measured - 1):+.1f} %**"
+    return [f"{predicted:.{digits}f}", f"{measured:.{digits}f}", error, asked(BARS[bar])]
 
 
 def _picture(
     within: Sequence[Run], beyond: Sequence[Run], times: Sequence[float], many: Sequence[float], path: Path
 ) -> None:
-    """Predicted against measured steps."""
-    figure = new_figure(11, 5)
-    panels: Any = figure.subplots(1, 2)
-    for panel, runs, seconds, title in zip(
-        panels, (within, beyond), (times, many), ("2 to 8 boards", "64 to 512 boards"), strict=True
-    ):
-        measured = np.array([run.seconds for run in runs])
-        for name, colour in (("tensor", "#db8424"), ("pipeline", "#2f9e77"), ("data", "#3b7dc9")):
-            is_of_kind = [max(("tensor", "pipeline", "data"), key=run.__getattribute__) == name for run in runs]
-            points = measured[is_of_kind], np.array(seconds)[is_of_kind]
-            panel.scatter(*points, s=12, color=colour, alpha=0.7, label=f"mostly {name}")
-        draw_equality(panel, [*measured, *seconds], 1.15)
-        panel.set(xlabel="measured, s", ylabel="predicted, s", title=f"{title}; dashed: 15 %")
-        panel.legend(frameon=False, fontsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
+    """Predicted against measured steps, by what most ranks do."""
+    panels: dict[str, dict[str, Any]] = {}
+    for runs, seconds, title in ((within, times, "2 to 8 boards"), (beyond, many, "64 to 512 boards")):
+        groups: dict[str, list[tuple[float, float]]] = {}
+        for run, predicted in zip(runs, seconds, strict=True):
+            mostly = max(("tensor", "pipeline", "data"), key=run.__getattribute__)
+            groups.setdefault(f"mostly {mostly}", []).append((run.seconds, predicted))
+        panels[f"{title}; dashed: 15 %"] = {name: tuple(np.array(pairs).T) for name, pairs in groups.items()}
+    draw_comparison(path, "Megatron-LM on A100s", panels, unit="s", factor=1.15)

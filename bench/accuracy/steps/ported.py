@@ -1,22 +1,19 @@
 """Times of a V100 ported to other boards, as ``daydream whatif --pass port`` does it, against times measured there.
 
-Three ways: recorded time x price there / price here by the library models; wave scaling with sustained rates; and with
-the rates of data sheets. Once for the calls of whole models, which were timed one by one on several boards, and once
-for single PyTorch calls, where the kernels and grids are known: wave scaling is for kernels that both boards run. Only
-calls of 0.3 ms and more count, where the host's share is small.
+Two ways: recorded time x price there / price here by the library models, and wave scaling with sustained rates. Once
+for the calls of whole models, which were timed one by one on several boards, and once for single PyTorch calls, where
+the kernels and grids are known: wave scaling is for kernels that both boards run. Only calls of 0.3 ms and more count,
+where the host's share is small.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
@@ -57,7 +54,6 @@ class Ported:
         measured: on the target.
         by_price: recorded x price there / price here.
         by_waves: wave scaling with sustained rates.
-        by_sheets: with those of data sheets.
         steady: whether on both boards the calls of its run add up to the measured step.
     """
 
@@ -65,27 +61,23 @@ class Ported:
     measured: float
     by_price: float
     by_waves: float
-    by_sheets: float
     steady: bool
 
 
 #: Fields of :class:`Ported`, as the table has them.
-_WAYS = ("by_price", "by_waves", "by_sheets")
+_WAYS = ("by_price", "by_waves")
 
 
 # Calls of whole models
 
 
-def ported_calls(
-    runs: Sequence[Run], target: str, specs: Mapping[str, DeviceSpec], sheets: Mapping[str, DeviceSpec]
-) -> list[Ported]:
+def ported_calls(runs: Sequence[Run], target: str, specs: Mapping[str, DeviceSpec]) -> list[Ported]:
     """The inference calls of runs that both boards were measured with; views and what launches nothing left out.
 
     Args:
         runs: on all boards.
         target: name of the board to port to, as the data has it.
         specs: boards by name.
-        sheets: the same with the rates of data sheets.
     """
     there = {run.label: run for run in _on(runs, target)}
     out = []
@@ -102,12 +94,11 @@ def ported_calls(
             seconds = call.forward_seconds
             if seconds < SHORTEST_SECONDS or not on_source[position] or not prices[position]:
                 continue
-            waves, by_sheet = (_ratio(launched[position], by[SOURCE], by[target]) for by in (specs, sheets))
+            waves = seconds * _ratio(launched[position], specs[SOURCE], specs[target])
             out.append(
                 Ported(
                     kind=call_kind(call.target), measured=same.forward_seconds, steady=steady,
-                    by_price=seconds * float(prices[position] / on_source[position]), by_waves=seconds * waves,
-                    by_sheets=seconds * by_sheet,
+                    by_price=seconds * float(prices[position] / on_source[position]), by_waves=waves,
                 )
             )  # fmt: skip
     return out
@@ -173,7 +164,6 @@ class PortedKernels:
         by_price: of all calls.
         by_waves: of those whose kernel and grid are the same on both; likewise the following.
         by_habitat: Habitat's equation (1) with sustained rates.
-        by_sheets: Habitat's equation (1) with those of data sheets.
     """
 
     operation: str
@@ -181,14 +171,12 @@ class PortedKernels:
     by_price: Floats
     by_waves: Floats
     by_habitat: Floats
-    by_sheets: Floats
 
 
 def ported_kernels(data: Path, operation: str) -> list[PortedKernels]:
     """One class of calls on every board that it was measured on."""
     columns = read_calls(data, CLASSES[operation][0])
     specs = boards(columns)
-    sheets = data_sheets(data, specs)
     if SOURCE not in specs:
         return []
     out = []
@@ -203,39 +191,29 @@ def ported_kernels(data: Path, operation: str) -> list[PortedKernels]:
         if operation == "convolution":
             # A handful, of which most are Winograd's.
             same = same[:0]
-        waves = np.array(
-            [_wave_ratios(source_rows, row, (SOURCE, name), specs, sheets) for row in same.tolist()]
-        ).reshape(-1, 3)
-        by_waves, by_habitat, by_sheets = recorded[same] * waves.T - 1
+        waves = np.array([_wave_ratios(source_rows, row, specs[SOURCE], specs[name]) for row in same.tolist()])
+        by_waves, by_habitat = recorded[same] * waves.reshape(-1, 2).T - 1
         out.append(
             PortedKernels(
                 operation=operation, device=specs[name].name, by_price=recorded * prices[1] / prices[0] - 1,
-                by_waves=by_waves, by_habitat=by_habitat, by_sheets=by_sheets,
+                by_waves=by_waves, by_habitat=by_habitat,
             )
         )  # fmt: skip
     return out
 
 
-def _wave_ratios(
-    rows: Columns,
-    row: int,
-    names: tuple[str, str],
-    specs: Mapping[str, DeviceSpec],
-    sheets: Mapping[str, DeviceSpec],
-) -> tuple[float, float, float]:
-    """Time there over time here of one kernel: wave scaling, and Habitat's equation with either kind of rates.
+def _wave_ratios(rows: Columns, row: int, source: DeviceSpec, target: DeviceSpec) -> tuple[float, float]:
+    """Time there over time here of one kernel: wave scaling, and Habitat's equation.
 
     Registers and shared memory were not recorded.
     """
     sides = [[int(rows[f"{word}_{axis}"][row]) for axis in "xyz"] for word in ("grid", "block")]
     launch = Launch(math.prod(sides[0]), math.prod(sides[1]))
-    source, target = (specs[name] for name in names)
     products = "m" in rows
     m, n, k = (float(rows[size][row]) if products else 0.0 for size in "mnk")
     share = _share(m, n, k, source) if products else 1.0
-    by_sheets = habitat_ratio(sheets[names[0]], sheets[names[1]], launch, share=share)
     by_waves = wave_ratio(source, target, share=share, products=products, launch=launch)
-    return by_waves, habitat_ratio(source, target, launch, share=share), by_sheets
+    return by_waves, habitat_ratio(source, target, launch, share=share)
 
 
 def _seconds(rows: Columns) -> Floats:
@@ -276,31 +254,6 @@ def _same_kernels(source_rows: Columns, target_rows: Columns) -> NDArray[np.bool
     return same
 
 
-def data_sheets(data: Path, specs: Mapping[str, DeviceSpec]) -> dict[str, DeviceSpec]:
-    """The boards with the published bandwidth, rate and clock instead of sustained ones; without any, as they are."""
-    path = data / "library_kernels" / "device_specs.csv"
-    published = {row["device"]: row for row in csv.DictReader(path.open())} if path.is_file() else {}
-    return {name: _published(spec, published[name]) if name in published else spec for name, spec in specs.items()}
-
-
-def _published(spec: DeviceSpec, row: Mapping[str, str]) -> DeviceSpec:
-    *above, dram = spec.layers
-    replaced = msgspec.structs.replace
-    flops, clock = float(row["fp32_gflops"]) * 1e9, float(row["clock_mhz"]) * 1e6
-    rates: list[Any] = [
-        replaced(rate, peak_flops=flops, sustained_flops=flops, best_flops=rate.best_flops and flops)
-        if rate.dtype == "float32"
-        else rate
-        for rate in spec.throughput
-    ]
-    return replaced(
-        spec,
-        layers=(*above, replaced(dram, bandwidth_bytes_per_second=float(row["bandwidth_gb_s"]) * 1e9)),
-        throughput=tuple(rates),
-        clocks=replaced(spec.clocks, boost_hz=max(clock, spec.clocks.boost_hz), sustained_hz=clock),
-    )
-
-
 # Tables
 
 
@@ -309,9 +262,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     if (data / "models" / "neusight_operators.parquet").is_file():
         runs = read_runs(data)
         specs = boards(sorted({run.board.replace("_", " ") for run in runs}))
-        sheets = data_sheets(data, specs)
         targets = [name for name in specs if name != SOURCE]
-        calls = {name: ported_calls(runs, name, specs, sheets) for name in targets}
+        calls = {name: ported_calls(runs, name, specs) for name in targets}
         yield call_table(
             {specs[name].name: ported for name, ported in calls.items()}, [specs[name].name for name in ASKED]
         )
@@ -326,7 +278,7 @@ def call_table(calls: Mapping[str, Sequence[Ported]], asked: Sequence[str]) -> T
     """A row per kind of call and board, all of a board, those of steady runs, and the boards asked about together."""
     view = new_table(
         ("board", "call"),
-        ("calls", "by price", "asked", "median", "ported/measured", "waves, sustained", "waves, data sheets"),
+        ("calls", "by price", "asked", "median", "ported/measured", "waves"),
         title="Calls of whole models, ported from a V100",
     )
     for board, ported in calls.items():
@@ -374,14 +326,11 @@ def kernel_table(kernels: Sequence[PortedKernels]) -> Table:
     """A row per class and board: mean errors by price of all calls, by waves of those with one kernel on both."""
     view = new_table(
         ("class", "board"),
-        ("calls", "by price", "same kernel", "waves, sustained", "Habitat (1), sustained", "Habitat (1), data sheets"),
+        ("calls", "by price", "same kernel", "waves", "Habitat (1)"),
         title="PyTorch calls, ported from a V100",
     )
     for each in kernels:
-        waves = [
-            f"{np.abs(errors).mean():.1%}" if len(errors) else ""
-            for errors in (each.by_waves, each.by_habitat, each.by_sheets)
-        ]
+        waves = [f"{np.abs(errors).mean():.1%}" if len(errors) else "" for errors in (each.by_waves, each.by_habitat)]
         by_price = f"{np.abs(each.by_price).mean():.1%}"
         view.add_row(
             each.operation, each.device, str(len(each.by_price)), by_price, str(len(each.by_waves) or ""), *waves

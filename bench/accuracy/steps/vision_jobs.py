@@ -20,6 +20,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
+from bench.accuracy.errors import Errors, asked
 from daydream.capture.captured import Capture
 from daydream.capture.models.timm import timm_subject
 from daydream.capture.options import CaptureOptions
@@ -158,8 +159,5 @@ def _inference(path: Path) -> Table:
 
 
 def _line(view: Table, names: Sequence[str], errors: Sequence[float], bar: float) -> None:
-    each = np.array(errors)
-    view.add_row(
-        *names, str(len(each)), f"{100 * each.mean():+.1f} %", f"**{100 * np.abs(each).mean():.1f} %**",
-        f"{100 * bar:.0f} %", f"{100 * each[np.abs(each).argmax()]:+.0f} %",
-    )  # fmt: skip
+    each = Errors(np.array(errors))
+    view.add_row(*names, each.count, each.bias, each.mean, asked(bar), each.worst)

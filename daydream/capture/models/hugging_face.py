@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 
 from daydream.capture.failures import failures_as_errors
+from daydream.capture.models.fused_attention import fused_if_written_out
 from daydream.capture.models.inputs import inputs_of_model
 from daydream.capture.models.torchvision_operators import import_torchvision
 from daydream.capture.pytorch.step import Subject
@@ -43,7 +44,7 @@ def hugging_face_subject(
         class_name: of the model, ``AutoModelForCausalLM``; None for the first of the configuration's ``architectures``.
         training: gives labels, from which the model makes its loss.
         attention: ``eager`` for attention written out; else the model's own choice, which is PyTorch's
-            ``scaled_dot_product_attention`` as a rule.
+            ``scaled_dot_product_attention`` as a rule; where that is written out, a fused version if one is named.
 
     Raises:
         InputError: the file cannot be read, is no configuration, names no known class, or its model cannot be built.
@@ -56,7 +57,8 @@ def hugging_face_subject(
     title = f"hf:{path}"
     with failures_as_errors(title), torch.device("meta"):
         # ``torch.Tensor(size)`` makes some parameters on the host, whatever the default device is.
-        model = _built(builder, config, "eager" if attention in ("math", "eager") else None).to("meta")
+        written_out = "eager" if attention in ("math", "eager") else fused_if_written_out(builder, attention)
+        model = _built(builder, config, written_out).to("meta")
     return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
 
 
@@ -140,6 +142,8 @@ def positions_without_data() -> Iterator[None]:
     models: Any = sys.modules.get("transformers.modeling_utils")
     with ExitStack() as around:
         around.enter_context(patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}))
+        # Distributions look at what they are given.
+        around.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))
         if masks is not None:
             around.enter_context(patch.object(masks, "find_packed_sequence_indices", lambda *_, **__: None))
             around.enter_context(patch.object(masks, "fast_all", lambda *_: True))

@@ -17,6 +17,11 @@ SEQUENCE = 128
 _SOUND, _FRAMES = 160_000, 16
 
 
+#: Pictures of a sample where a configuration does not say it and images have a dimension for them: one, and the frames
+#: that a processor takes of a video.
+_PICTURES = {"idefics": 1, "pi0": 1, "instructblipvideo": 4}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
     """Sizes of the inputs of a model."""
@@ -30,7 +35,8 @@ class _Sample:
     @property
     def vision(self) -> Any:
         """The part of the configuration that is about images."""
-        return getattr(self.config, "vision_config", self.config)
+        whole = getattr(self.config, "vlm_config", self.config)
+        return getattr(whole, "vision_config", whole)
 
 
 def inputs_of_model(
@@ -64,7 +70,9 @@ def inputs_of_model(
     if "input_ids" in inputs:
         assumed.append("texts have no padding: no attention mask")
     if config.is_encoder_decoder and "decoder_input_ids" in parameters:
-        inputs["decoder_input_ids"] = _tokens(batch, tokens)
+        # Decoders of several streams of tokens at once have a column for each, and a row of labels.
+        streams = getattr(getattr(config, "decoder_config", None), "num_channels", 1)
+        inputs["decoder_input_ids"] = _tokens(batch, tokens, streams) if streams > 1 else _tokens(batch, tokens)
         assumed.append(f"the decoder gets {tokens} tokens")
     window = config.__dict__.get("sliding_window")
     if isinstance(window, int) and window < tokens:
@@ -104,6 +112,10 @@ def _needed(parameters: Mapping[str, inspect.Parameter], config: Any, main: str)
         needed.append("image_embeds_position_mask")
     if "bbox" in parameters and "pixel_values" not in needed:
         needed.append("bbox")
+    if "image_attention_mask" in parameters and "image_encoder_embeddings" in parameters:
+        needed += ["pixel_values", "image_attention_mask"]
+    if main == "state":
+        needed += ["noise", "timestep", "input_ids", "pixel_values", "pixel_attention_mask"]
     return needed
 
 
@@ -123,11 +135,15 @@ def _images(sample: _Sample) -> torch.Tensor:
     shapes = _patches(sample)
     if shapes is not None:
         return torch.empty(sample.batch, shapes, getattr(vision, "num_channels", 3) * vision.patch_size**2)
-    backbone = getattr(vision, "backbone_config", None)
+    backbone: Any = getattr(vision, "backbone_config", None)
     usual = getattr(vision, "image_size", None) or getattr(backbone, "image_size", None) or _least(vision)
     size: Any = sample.image or usual
+    # Windows of patches divide an image.
+    windows = getattr(backbone, "num_windows", None)
+    if isinstance(windows, int) and isinstance(size, int):
+        size -= size % (windows * backbone.patch_size)
     height, width = (size, size) if isinstance(size, int) else size
-    frames = getattr(vision, "num_frames", None)
+    frames = getattr(vision, "num_frames", None) or _PICTURES.get(sample.config.model_type)
     lead = (sample.batch, frames) if isinstance(frames, int) else (sample.batch,)
     return torch.empty(*lead, getattr(vision, "num_channels", 3), height, width)
 
@@ -150,6 +166,13 @@ def _spectrum(sample: _Sample) -> torch.Tensor:
     config = getattr(whole, "audio_config", getattr(whole, "encoder_config", whole))
     bins: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
     places = getattr(config, "max_source_positions", None)
+    frames = getattr(whole, "audio_length_per_tok", None)
+    if isinstance(frames, int):
+        # A text has a token for so many frames, which are columns.
+        return torch.empty(sample.batch, bins, sample.tokens * frames)
+    if "granite_speech5" in whole.model_type:
+        # Frames come four at a time.
+        bins *= 4
     if places is None or hasattr(config, "input_feat_per_channel"):
         # A hundred frames a second, each a row.
         return torch.empty(
@@ -181,6 +204,12 @@ def _videos(sample: _Sample) -> torch.Tensor:
     return still if still.dim() == 5 else still.unsqueeze(1).repeat(1, _FRAMES, 1, 1, 1)
 
 
+def _boxes(sample: _Sample) -> torch.Tensor:
+    """Boxes of a text's tokens on its page: places, or shares of the page."""
+    sizes = (sample.batch, sample.tokens, 4)
+    return torch.empty(sizes) if sample.config.model_type == "udop" else _tokens(*sizes)
+
+
 def _shapes(sample: _Sample) -> torch.Tensor:
     side = math.isqrt(_patches(sample) or 1)
     # Models read the sizes of images on the host.
@@ -192,7 +221,12 @@ _MAKERS: Mapping[str, Callable[[_Sample], torch.Tensor]] = {
     "input_ids": lambda sample: _tokens(sample.batch, sample.tokens),
     "qformer_input_ids": lambda sample: _tokens(sample.batch, sample.tokens),
     "decoder_input_ids": lambda sample: _tokens(sample.batch, sample.tokens),
-    "bbox": lambda sample: _tokens(sample.batch, sample.tokens, 4),
+    "bbox": _boxes,
+    "task_inputs": lambda sample: _tokens(sample.batch, sample.config.text_encoder_context_length),
+    "image_attention_mask": lambda sample: _tokens(sample.batch, sample.tokens, 1),
+    "state": lambda sample: torch.empty(sample.batch, sample.config.max_state_dim),
+    "noise": lambda sample: torch.empty(sample.batch, sample.config.chunk_size, sample.config.max_action_dim),
+    "timestep": lambda sample: torch.empty(sample.batch),
     "pixel_values": _images,
     "pixel_values_videos": _videos,
     "spatial_shapes": _shapes,
@@ -219,11 +253,13 @@ def _labels(
         return {}
     if kind.endswith("SemanticSegmentation"):
         return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}
-    if kind.endswith(
-        ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
-    ):
+    # A model of texts that is asked about images has labels for its tokens.
+    is_asked = kind.endswith("ImageClassification") and "input_ids" in inputs
+    classified = ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
+    if kind.endswith(classified) and not is_asked:
         return {"labels": _tokens(batch)}
-    labels = {"labels": _tokens(batch, tokens)}
+    streams = inputs["decoder_input_ids"].numel() // tokens if "decoder_input_ids" in inputs else batch
+    labels = {"labels": _tokens(streams, tokens)}
     if "next_sentence_label" in parameters:
         labels["next_sentence_label"] = _tokens(batch)
     return labels

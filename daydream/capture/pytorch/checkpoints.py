@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -22,13 +24,16 @@ def apply_checkpoints(model: Any, which: str) -> list[str]:
     Args:
         model: any module.
         which: ``none``; ``full`` for the blocks of which the model repeats the most; ``selective`` for the same blocks,
-            of which attention and every second product are kept, as torchtitan does per operator; else a pattern of
-            paths, as ``layers.*``, that ends at the modules to checkpoint.
+            of which attention and every second product are kept, as torchtitan does per operator; ``attention``, of
+            which :func:`attention_recomputed` takes care; else a pattern of paths, as ``layers.*``, that ends at the
+            modules to checkpoint.
 
     Raises:
         InputError: no module has such a path, or none is repeated.
     """
     if which == "none":
+        return []
+    if which == "attention":
         return []
     if which in ("full", "selective"):
         paths = repeated_blocks(model)
@@ -69,6 +74,24 @@ def repeated_blocks(model: Any) -> list[str]:
         if len(children) > 1 and len({type(child) for child in children.values()}) == 1 and size > best[0]:
             best = size, [f"{path}.{name}" if path else name for name in children]
     return best[1]
+
+
+@contextmanager
+def attention_recomputed() -> Iterator[None]:
+    """Within, attention is computed again in the backward pass: scores, softmax and what they are multiplied by.
+
+    Megatron's rule of selective recomputation (Korthikanti et al. 2022, section 5; its ``core_attn``), for models that
+    call ``scaled_dot_product_attention``.
+    """
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return attend(*args, **kwargs)
+        return checkpoint(attend, *args, use_reentrant=False, **kwargs)
+
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", again):
+        yield
 
 
 def _matching(model: Any, pattern: str) -> list[str]:

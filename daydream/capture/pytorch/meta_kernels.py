@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from daydream.capture.pytorch.recurrent import BOARD_RECURRENCE, META_RECURRENCE
 
@@ -146,6 +147,14 @@ SHAPE_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten._grouped_mm.default: _grouped_products,
     torch.ops.aten.masked_fill.Tensor: _filled,
 }
+
+
+class ShapeFunctions(TorchDispatchMode):
+    """Within, operators on ``meta`` take what they take on a board."""
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator, or what stands in its place."""
+        return SHAPE_FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
 
 
 @contextmanager

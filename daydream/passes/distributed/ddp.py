@@ -38,21 +38,8 @@ USUAL_BUCKET_MB = 25.0
 
 
 @what_if("ddp")
-def ddp(
-    graph: TaskGraph,
-    *,
-    workers: int = 8,
-    bandwidth: float = 12.5,
-    latency_us: float = 5.0,
-    bucket_mb: float = 0.0,
-    first_bucket_mb: float = 1.0,
-    overlap: bool = True,
-    interference: float = INTERFERENCE,
-    gradient_mb: float = 0.0,
-    call_us: float = CALL_US,
-    existing: str = "replace",
-    node: str = "",
-) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Ddp:
     """Data-parallel training with PyTorch DDP and ring all-reduces (algorithm 6).
 
     Gradients are gathered in buckets in the order in which they become ready, which is DDP's after its first step:
@@ -79,34 +66,53 @@ def ddp(
     Raises:
         InputError: a parameter is out of range, or no source tells the gradients' sizes.
     """
-    check("ddp", workers=workers, bandwidth=bandwidth, first_bucket_mb=first_bucket_mb)
-    check_not_negative("ddp", latency_us=latency_us, interference=interference, call_us=call_us, bucket_mb=bucket_mb)
-    if existing not in ("replace", "keep"):
-        raise InputError("ddp: existing", f"{existing!r} is unknown", "write replace or keep")
-    # Alone on the board, collectives take what the formula says.
-    interference = interference if overlap else 0.0
-    cost = AllReduceCost(workers, bandwidth, latency_us, 1.0 + interference, node_of("ddp", node, workers))
-    recorded = np.intersect1d(all_reduces(graph), recorded_collectives(graph))
-    if len(recorded):
-        return _reprice(graph, recorded, cost, existing)
-    if workers == 1:
-        return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
-    gradients = find_gradients(graph, gradient_mb)
-    grouped = Grouping.of(graph, first_bucket_mb, bucket_mb)
-    has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
-    insert = _Insertion(Edit(graph), cost, overlap, 0.0 if has_calls else call_us)
-    for of_step in gradients.steps.values():
-        insert.step(grouped(of_step))
-    largest = grouped(gradients.steps[gradients.largest_step])
-    total = sum(cost.us(sum(g.bytes for g in bucket)) for bucket in largest)
-    notes = [
-        gradients.told(),
-        f"{len(largest)} all-reduces a step among {workers} workers, {total / 1e3:.3f} ms a step on the network "
-        f"{cost.where}" + (f", {interference:.0%} slower beside kernels" if interference else ""),
-    ]
-    if not overlap:
-        notes.append("no all-reduce starts before the backward pass ends")
-    return Outcome(replace(insert.edit.apply(), workers=workers), tuple(notes))
+
+    workers: int = 8
+    bandwidth: float = 12.5
+    latency_us: float = 5.0
+    bucket_mb: float = 0.0
+    first_bucket_mb: float = 1.0
+    overlap: bool = True
+    interference: float = INTERFERENCE
+    gradient_mb: float = 0.0
+    call_us: float = CALL_US
+    existing: str = "replace"
+    node: str = ""
+
+    def __post_init__(self) -> None:
+        check("ddp", workers=self.workers, bandwidth=self.bandwidth, first_bucket_mb=self.first_bucket_mb)
+        names = ("latency_us", "interference", "call_us", "bucket_mb")
+        check_not_negative("ddp", **{name: getattr(self, name) for name in names})
+        if self.existing not in ("replace", "keep"):
+            raise InputError("ddp: existing", f"{self.existing!r} is unknown", "write replace or keep")
+
+    def __call__(self, graph: TaskGraph) -> Outcome:
+        """The graph with all-reduces."""
+        # Alone on the board, collectives take what the formula says.
+        interference = self.interference if self.overlap else 0.0
+        node = node_of("ddp", self.node, self.workers)
+        cost = AllReduceCost(self.workers, self.bandwidth, self.latency_us, 1.0 + interference, node)
+        recorded = np.intersect1d(all_reduces(graph), recorded_collectives(graph))
+        if len(recorded):
+            return _reprice(graph, recorded, cost, self.existing)
+        if self.workers == 1:
+            return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
+        gradients = find_gradients(graph, self.gradient_mb)
+        grouped = Grouping.of(graph, self.first_bucket_mb, self.bucket_mb)
+        has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
+        insert = _Insertion(Edit(graph), cost, self.overlap, 0.0 if has_calls else self.call_us)
+        for of_step in gradients.steps.values():
+            insert.step(grouped(of_step))
+        largest = grouped(gradients.steps[gradients.largest_step])
+        total = sum(cost.us(sum(g.bytes for g in bucket)) for bucket in largest)
+        notes = [
+            gradients.told(),
+            f"{len(largest)} all-reduces a step among {self.workers} workers, {total / 1e3:.3f} ms a step on the "
+            f"network {cost.where}" + (f", {interference:.0%} slower beside kernels" if interference else ""),
+        ]
+        if not self.overlap:
+            notes.append("no all-reduce starts before the backward pass ends")
+        return Outcome(replace(insert.edit.apply(), workers=self.workers), tuple(notes))
 
 
 @dataclass(frozen=True)

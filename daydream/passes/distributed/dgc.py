@@ -11,12 +11,9 @@ import numpy as np
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
 from daydream.passes import Outcome, what_if
-from daydream.passes.basis.communication import (
-    check,
-    check_not_negative,
-)
+from daydream.passes.basis.communication import check, check_not_negative
 from daydream.passes.basis.gradients import last_of_threads, sized_all_reduces
-from daydream.trace.trace import NONE, Floats, Ints, argument
+from daydream.trace.trace import NONE, argument
 from hal.support.errors import InputError
 
 #: How often compression moves the gradients' bytes: momentum correction and local accumulation read gradient, velocity
@@ -32,18 +29,8 @@ LARGE_BYTES = 2.0**20
 
 
 @what_if("dgc")
-def dgc(
-    graph: TaskGraph,
-    *,
-    ratio: float = 0.01,
-    index_factor: float = 2.0,
-    workers: int = 0,
-    latency_us: float = 0.0,
-    compress_passes: float = COMPRESS_PASSES,
-    decompress_passes: float = DECOMPRESS_PASSES,
-    elementwise_gb_s: float = 0.0,
-    launch_us: float = 10.0,
-) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Dgc:
     """Deep Gradient Compression: communication shrinks, kernels that compress and decompress come in (algorithm 12).
 
     A share `ratio` of the elements is sent, each with its index (`index_factor` 2: as many bytes again). Durations
@@ -64,56 +51,55 @@ def dgc(
         InputError: a parameter is out of range, no all-reduce in the graph or none of known size, or no rate in
             the trace.
     """
-    check("dgc", ratio=ratio, index_factor=index_factor)
-    check_not_negative("dgc", workers=workers, latency_us=latency_us, launch_us=launch_us)
-    check_not_negative("dgc", compress_passes=compress_passes, decompress_passes=decompress_passes)
-    check_not_negative("dgc", elementwise_gb_s=elementwise_gb_s)
-    graph, rows, sizes, unknown = sized_all_reduces("dgc", graph)
-    rate = elementwise_gb_s or elementwise_rate(graph)
-    workers = workers or graph.workers or _recorded_workers(graph)
-    factor = ratio * index_factor * (workers / 2.0 if workers else 1.0)
-    fixed = np.minimum(graph.duration_us[rows], latency_us)
-    shorter = fixed + (graph.duration_us[rows] - fixed) * factor
-    passes = (compress_passes, decompress_passes)
-    inserted = _insert_kernels(graph, rows, sizes, rate, passes, launch_us, (shorter, sizes * ratio * index_factor))
-    before, after = float(graph.duration_us[rows].sum()), float(shorter.sum())
-    among = f", an all-gather among {workers} workers" if workers else ", a sparse all-reduce among unknown workers"
-    notes = [
-        f"{len(rows)} all-reduces take {factor:g} of their time{among}: {after / 1e3:.3f} ms instead of "
-        f"{before / 1e3:.3f} ms",
-        f"compression moves {sizes.sum() / 1e6:.1f} MB of gradients {sum(passes):g} times at {rate:.0f} GB/s"
-        + ("" if elementwise_gb_s else ", the rate of this trace's element-wise kernels"),
-    ]
-    if factor >= 1:
-        notes.append("with so many workers, sparse gradients are no smaller than dense ones")
-    if unknown:
-        notes.append(f"{unknown} all-reduces of unknown size stay as they were")
-    return Outcome(inserted, tuple(notes))
+
+    ratio: float = 0.01
+    index_factor: float = 2.0
+    workers: int = 0
+    latency_us: float = 0.0
+    compress_passes: float = COMPRESS_PASSES
+    decompress_passes: float = DECOMPRESS_PASSES
+    elementwise_gb_s: float = 0.0
+    launch_us: float = 10.0
+
+    def __post_init__(self) -> None:
+        check("dgc", ratio=self.ratio, index_factor=self.index_factor)
+        names = ("workers", "latency_us", "launch_us", "compress_passes", "decompress_passes", "elementwise_gb_s")
+        check_not_negative("dgc", **{name: getattr(self, name) for name in names})
+
+    def __call__(self, graph: TaskGraph) -> Outcome:
+        """The graph with shorter all-reduces and the kernels around them."""
+        graph, rows, sizes, unknown = sized_all_reduces("dgc", graph)
+        rate = self.elementwise_gb_s or elementwise_rate(graph)
+        workers = self.workers or graph.workers or _recorded_workers(graph)
+        factor = self.ratio * self.index_factor * (workers / 2.0 if workers else 1.0)
+        fixed = np.minimum(graph.duration_us[rows], self.latency_us)
+        shorter = fixed + (graph.duration_us[rows] - fixed) * factor
+        edit = Edit(graph)
+        edit.set("duration_us", rows, shorter)
+        edit.set("bytes", rows, sizes * self.ratio * self.index_factor)
+        kernels = _Kernels(edit, self.launch_us)
+        passes = (self.compress_passes, self.decompress_passes)
+        for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
+            kernels.around(row, *(size * count / (rate * 1e3) for count in passes))
+        before, after = float(graph.duration_us[rows].sum()), float(shorter.sum())
+        among = f", an all-gather among {workers} workers" if workers else ", a sparse all-reduce among unknown workers"
+        notes = [
+            f"{len(rows)} all-reduces take {factor:g} of their time{among}: {after / 1e3:.3f} ms instead of "
+            f"{before / 1e3:.3f} ms",
+            f"compression moves {sizes.sum() / 1e6:.1f} MB of gradients {sum(passes):g} times at {rate:.0f} GB/s"
+            + ("" if self.elementwise_gb_s else ", the rate of this trace's element-wise kernels"),
+        ]
+        if factor >= 1:
+            notes.append("with so many workers, sparse gradients are no smaller than dense ones")
+        if unknown:
+            notes.append(f"{unknown} all-reduces of unknown size stay as they were")
+        return Outcome(edit.apply(), tuple(notes))
 
 
 def _recorded_workers(graph: TaskGraph) -> int:
     """The ranks of the recorded group, 0 where the trace does not say."""
     ranks = graph.trace.distributed.get("world_size") if graph.trace is not None else None
     return ranks if isinstance(ranks, int) and ranks > 1 else 0
-
-
-def _insert_kernels(
-    graph: TaskGraph,
-    rows: Ints,
-    sizes: Floats,
-    rate: float,
-    passes: tuple[float, float],
-    launch_us: float,
-    changed: tuple[Floats, Floats],
-) -> TaskGraph:
-    edit = Edit(graph)
-    edit.set("duration_us", rows, changed[0])
-    edit.set("bytes", rows, changed[1])
-    kernels = _Kernels(edit, launch_us)
-    for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
-        compress, decompress = (size * count / (rate * 1e3) for count in passes)
-        kernels.around(row, compress, decompress)
-    return edit.apply()
 
 
 @dataclass

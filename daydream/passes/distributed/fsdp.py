@@ -23,18 +23,8 @@ from hal.support.errors import InputError
 
 
 @what_if("fsdp")
-def fsdp(
-    graph: TaskGraph,
-    *,
-    wrap: str,
-    workers: int = 2,
-    bandwidth: float = 1.0,
-    latency_us: float = 100.0,
-    reduce_bandwidth: float = 0.0,
-    reduce_latency_us: float = 0.0,
-    copy_gbps: float = 10.0,
-    call_us: float = 0.0,
-) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Fsdp:
     """Fully sharded training with FSDP2 on gloo: parameters gathered for every unit, gradients reduced and scattered.
 
     A unit is a module whose whole path the regular expression `wrap` fits, with all that is below it; the whole model
@@ -53,64 +43,63 @@ def fsdp(
         InputError: a parameter is out of range, `wrap` fits no module with parameters, no source tells the gradients'
             sizes, or tasks run on a GPU.
     """
-    check("fsdp", workers=workers, bandwidth=bandwidth, copy_gbps=copy_gbps)
-    check_not_negative(
-        "fsdp",
-        latency_us=latency_us,
-        reduce_bandwidth=reduce_bandwidth,
-        reduce_latency_us=reduce_latency_us,
-        call_us=call_us,
-    )
-    cost = _Cost(
-        workers=workers,
-        gather=(bandwidth, latency_us),
-        reduce=(reduce_bandwidth, reduce_latency_us) if reduce_bandwidth else (bandwidth, latency_us),
-        copy_gbps=copy_gbps,
-        call_us=call_us,
-    )
-    units = _Units.of(wrap)
-    sizes: dict[str, float] = {}
 
-    def change(part: TaskGraph, joined: bool) -> TaskGraph:
-        stripped = without_exchange(part, copies=True).graph
-        gradients = find_gradients(stripped)
-        exchange = Exchange(stripped, joined)
-        for step, of_step in gradients.steps.items():
-            members = units.members(of_step)
-            sizes.update({unit: sum(gradient.bytes for gradient in group) for unit, group in members.items()})
-            _Sharded(exchange, cost, units, step, caller_rows(stripped, of_step)).put_in(members)
-        return replace(_smaller_updates(exchange.edit.apply(), workers), workers=workers)
+    wrap: str
+    workers: int = 2
+    bandwidth: float = 1.0
+    latency_us: float = 100.0
+    reduce_bandwidth: float = 0.0
+    reduce_latency_us: float = 0.0
+    copy_gbps: float = 10.0
+    call_us: float = 0.0
 
-    changed = on_every_rank("fsdp", graph, change)
-    wrapped = {unit: size for unit, size in sizes.items() if unit}
-    if not wrapped:
-        raise InputError("fsdp: wrap", f"{wrap!r} fits no module with parameters", "write for example layers\\.\\d+")
-    total = sum(cost.step_us(size, 2 if unit else 1) for unit, size in sizes.items())
-    least, most, other = (size / 1e6 for size in (min(wrapped.values()), max(wrapped.values()), sizes.get("", 0.0)))
-    note = (
-        f"{len(wrapped)} units of {least:.1f} to {most:.1f} MB and the rest of {other:.1f} MB among {workers} workers, "
-        f"{total / 1e3:.3f} ms a step for collectives and copies"
-    )
-    return Outcome(changed, (note,))
+    def __post_init__(self) -> None:
+        check("fsdp", workers=self.workers, bandwidth=self.bandwidth, copy_gbps=self.copy_gbps)
+        names = ("latency_us", "reduce_bandwidth", "reduce_latency_us", "call_us")
+        check_not_negative("fsdp", **{name: getattr(self, name) for name in names})
+        try:
+            re.compile(self.wrap)
+        except re.error as error:
+            problem = f"{self.wrap!r} is no regular expression: {error}"
+            raise InputError("fsdp: wrap", problem, r"write layers\.\d+") from None
 
+    def __call__(self, graph: TaskGraph) -> Outcome:
+        """The graph with gathers, reduce-scatters and copies."""
+        sizes: dict[str, float] = {}
 
-@dataclass(frozen=True, kw_only=True)
-class _Cost:
-    """Cost of communication: `gather` and `reduce` are pairs of GB/s and microseconds."""
+        def change(part: TaskGraph, joined: bool) -> TaskGraph:
+            stripped = without_exchange(part, copies=True).graph
+            gradients = find_gradients(stripped)
+            exchange = Exchange(stripped, joined)
+            for step, of_step in gradients.steps.items():
+                members = self.members(of_step)
+                sizes.update({unit: sum(gradient.bytes for gradient in group) for unit, group in members.items()})
+                _Sharded(exchange, self, step, caller_rows(stripped, of_step)).put_in(members)
+            return replace(_smaller_updates(exchange.edit.apply(), self.workers), workers=self.workers)
 
-    workers: int
-    gather: tuple[float, float]
-    reduce: tuple[float, float]
-    copy_gbps: float
-    call_us: float
+        changed = on_every_rank("fsdp", graph, change)
+        wrapped = {unit: size for unit, size in sizes.items() if unit}
+        if not wrapped:
+            problem = f"{self.wrap!r} fits no module with parameters"
+            raise InputError("fsdp: wrap", problem, "write for example layers\\.\\d+")
+        total = sum(self.step_us(size, 2 if unit else 1) for unit, size in sizes.items())
+        least, most, other = (each / 1e6 for each in (min(wrapped.values()), max(wrapped.values()), sizes.get("", 0.0)))
+        note = (
+            f"{len(wrapped)} units of {least:.1f} to {most:.1f} MB and the rest of {other:.1f} MB among {self.workers} "
+            f"workers, {total / 1e3:.3f} ms a step for collectives and copies"
+        )
+        return Outcome(changed, (note,))
 
     def gather_us(self, size: float) -> float:
         """Microseconds of the gather of `size` bytes in all."""
-        return all_gather_us(size, self.workers, *self.gather)
+        return all_gather_us(size, self.workers, self.bandwidth, self.latency_us)
 
     def reduce_us(self, size: float) -> float:
         """Microseconds of the reduce-scatter of `size` bytes in all."""
-        return reduce_scatter_us(size, self.workers, *self.reduce)
+        pace = (self.reduce_bandwidth, self.reduce_latency_us)
+        return reduce_scatter_us(
+            size, self.workers, *(pace if self.reduce_bandwidth else (self.bandwidth, self.latency_us))
+        )
 
     def copy_us(self, size: float) -> float:
         """Microseconds of a copy."""
@@ -122,27 +111,11 @@ class _Cost:
         calls = (gathers + 1) * self.call_us
         return gathers * self.gather_us(size) + self.reduce_us(size) + self.copy_us(size) * copies + calls
 
-
-@dataclass(frozen=True)
-class _Units:
-    """Which modules are gathered on their own."""
-
-    pattern: re.Pattern[str]
-
-    @staticmethod
-    def of(wrap: str) -> _Units:
-        try:
-            return _Units(re.compile(wrap))
-        except re.error as error:
-            raise InputError(
-                "fsdp: wrap", f"{wrap!r} is no regular expression: {error}", r"write layers\.\d+"
-            ) from None
-
     def unit(self, path: str) -> str:
         """The unit that a module or parameter belongs to: the longest path above it that fits, "" for the rest."""
         parts = path.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        return next((unit for unit in above if self.pattern.fullmatch(unit)), "")
+        return next((unit for unit in above if re.fullmatch(self.wrap, unit)), "")
 
     def members(self, gradients: tuple[ParameterGradient, ...]) -> dict[str, list[ParameterGradient]]:
         """The gradients of every unit, units in the order in which the backward pass completes them."""
@@ -155,11 +128,11 @@ class _Units:
 class _Sharded:
     """Puts a step's collectives and copies in. All stand on the thread that trains, which waits for each."""
 
-    def __init__(self, exchange: Exchange, cost: _Cost, units: _Units, step: int, rows: Ints) -> None:
+    def __init__(self, exchange: Exchange, plan: Fsdp, step: int, rows: Ints) -> None:
         """`rows` are the tasks of the step on the thread that trains."""
-        self._exchange, self._cost, self._step, self._rows = exchange, cost, step, rows
+        self._exchange, self._plan, self._step, self._rows = exchange, plan, step, rows
         graph = exchange.edit.graph
-        named = [units.unit(layer) for layer in graph.layers]
+        named = [plan.unit(layer) for layer in graph.layers]
         self._unit = [named[layer] if layer != NONE else "" for layer in graph.layer[self._rows].tolist()]
 
     def put_in(self, members: dict[str, list[ParameterGradient]]) -> None:
@@ -183,34 +156,34 @@ class _Sharded:
         return max(gradient.hook for gradient in group)
 
     def _gather(self, unit: str, row: int, size: float) -> None:
-        edit, share = self._exchange.edit, size / self._cost.workers
+        edit, share = self._exchange.edit, size / self._plan.workers
         phase = int(edit.graph.phase[row])
         layer = int(edit.graph.layer[row])
         into = edit.add(
-            f"FSDP::all_gather_copy_in {unit}", TaskKind.CPU, self._cost.copy_us(share) + self._cost.call_us,
+            f"FSDP::all_gather_copy_in {unit}", TaskKind.CPU, self._plan.copy_us(share) + self._plan.call_us,
             before=row, phase=phase, layer=layer,
         )  # fmt: skip
         task = self._exchange.collective(
-            f"all_gather {unit}", self._cost.gather_us(size), [into], step=self._step, size=size
+            f"all_gather {unit}", self._plan.gather_us(size), [into], step=self._step, size=size
         )
         out = edit.add(
-            f"FSDP::all_gather_copy_out {unit}", TaskKind.CPU, self._cost.copy_us(size),
+            f"FSDP::all_gather_copy_out {unit}", TaskKind.CPU, self._plan.copy_us(size),
             before=row, phase=phase, layer=layer,
         )  # fmt: skip
         self._exchange.wait(task, out)
 
     def _reduce(self, unit: str, row: int, size: float) -> None:
-        edit, share = self._exchange.edit, size / self._cost.workers
+        edit, share = self._exchange.edit, size / self._plan.workers
         # Copied together, and once more by gloo, which reduces in place.
         into = edit.add(
-            f"FSDP::chunk_cat {unit}", TaskKind.CPU, 2 * self._cost.copy_us(size) + self._cost.call_us,
+            f"FSDP::chunk_cat {unit}", TaskKind.CPU, 2 * self._plan.copy_us(size) + self._plan.call_us,
             after=row, phase=Phase.BACKWARD,
         )  # fmt: skip
         task = self._exchange.collective(
-            f"reduce_scatter {unit}", self._cost.reduce_us(size), [into], step=self._step, size=size
+            f"reduce_scatter {unit}", self._plan.reduce_us(size), [into], step=self._step, size=size
         )
         out = edit.add(
-            f"FSDP::post_backward {unit}", TaskKind.CPU, self._cost.copy_us(share), after=into, phase=Phase.BACKWARD
+            f"FSDP::post_backward {unit}", TaskKind.CPU, self._plan.copy_us(share), after=into, phase=Phase.BACKWARD
         )
         self._exchange.wait(task, out)
 

@@ -32,18 +32,8 @@ SLICE_MB = 0.2
 
 
 @what_if("p3")
-def p3(
-    graph: TaskGraph,
-    *,
-    workers: int = 4,
-    bandwidth: float = 1.25,
-    latency_us: float = 20.0,
-    servers: int = 0,
-    slice_mb: float = SLICE_MB,
-    priority: bool = True,
-    update: str = "server",
-    gradient_mb: float = 0.0,
-) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class P3:
     """Training with a parameter server whose pushes and pulls are sliced and ordered by priority (algorithm 7).
 
     Every gradient is cut into slices of `slice_mb` MiB (0: not at all). A slice is pushed on the channel "send" when
@@ -72,44 +62,49 @@ def p3(
     Raises:
         InputError: a parameter is out of range, or no source tells the gradients' sizes.
     """
-    check("p3", workers=workers, bandwidth=bandwidth)
-    check_not_negative("p3", latency_us=latency_us, slice_mb=slice_mb, servers=servers)
-    if update not in ("server", "worker"):
-        raise InputError("p3: update", f"{update!r} is unknown", "write server or worker")
-    if workers == 1:
-        return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
-    gradients = find_gradients(graph, gradient_mb)
-    network = _Network(workers, servers, bandwidth, latency_us)
-    insert = _Insertion(edit=Edit(graph), network=network, slice_bytes=slice_mb * MEBIBYTE, priority=priority)
-    for step, of_step in gradients.steps.items():
-        insert.step(of_step, _Needs.of(graph, step, of_step, update))
-    removed, host_us = _remove_updates(insert.edit) if update == "server" else (0, 0.0)
-    replaced = all_reduces(graph)
-    insert.edit.remove(replaced, launches=True)
-    steps = len(gradients.steps)
-    placement = f"{servers} machines of their own" if servers else "the workers' machines"
-    notes = [
-        gradients.told(),
-        f"{insert.slices / steps:.0f} slices a step between {workers} workers and servers on {placement}, "
-        f"{network.busy_us(gradients.bytes_of(gradients.largest_step)) / 1e3:.3f} ms a step on each link "
-        f"at {bandwidth:g} GB/s" + ("" if priority else ", first come, first served"),
-    ]
-    if removed:
-        host = f"{host_us / 1e3:.3f} ms of host time go with them"
-        notes.append(f"{removed} GPU tasks of the update phase are done by servers; {host}")
-    if len(replaced):
-        notes.append(f"{len(replaced)} all-reduces that the graph held are gone")
-    if insert.unknown:
-        notes.append(f"{insert.unknown} gradients of no known forward layer are needed when the next step begins")
-    return Outcome(insert.edit.apply(), tuple(notes))
 
+    workers: int = 4
+    bandwidth: float = 1.25
+    latency_us: float = 20.0
+    servers: int = 0
+    slice_mb: float = SLICE_MB
+    priority: bool = True
+    update: str = "server"
+    gradient_mb: float = 0.0
 
-@dataclass(frozen=True)
-class _Network:
-    workers: int
-    servers: int
-    bandwidth: float
-    latency_us: float
+    def __post_init__(self) -> None:
+        check("p3", workers=self.workers, bandwidth=self.bandwidth)
+        check_not_negative("p3", latency_us=self.latency_us, slice_mb=self.slice_mb, servers=self.servers)
+        if self.update not in ("server", "worker"):
+            raise InputError("p3: update", f"{self.update!r} is unknown", "write server or worker")
+
+    def __call__(self, graph: TaskGraph) -> Outcome:
+        """The graph with pushes and pulls."""
+        if self.workers == 1:
+            return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
+        gradients = find_gradients(graph, self.gradient_mb)
+        insert = _Insertion(Edit(graph), self)
+        for step, of_step in gradients.steps.items():
+            insert.step(of_step, _Needs.of(graph, step, of_step, self.update))
+        removed, host_us = _remove_updates(insert.edit) if self.update == "server" else (0, 0.0)
+        replaced = all_reduces(graph)
+        insert.edit.remove(replaced, launches=True)
+        steps = len(gradients.steps)
+        placement = f"{self.servers} machines of their own" if self.servers else "the workers' machines"
+        notes = [
+            gradients.told(),
+            f"{insert.slices / steps:.0f} slices a step between {self.workers} workers and servers on {placement}, "
+            f"{self.busy_us(gradients.bytes_of(gradients.largest_step)) / 1e3:.3f} ms a step on each link "
+            f"at {self.bandwidth:g} GB/s" + ("" if self.priority else ", first come, first served"),
+        ]
+        if removed:
+            host = f"{host_us / 1e3:.3f} ms of host time go with them"
+            notes.append(f"{removed} GPU tasks of the update phase are done by servers; {host}")
+        if len(replaced):
+            notes.append(f"{len(replaced)} all-reduces that the graph held are gone")
+        if insert.unknown:
+            notes.append(f"{insert.unknown} gradients of no known forward layer are needed when the next step begins")
+        return Outcome(insert.edit.apply(), tuple(notes))
 
     def is_local(self, number: int) -> bool:
         """True if this machine's own server has the slice: servers take turns, ours first (algorithm 7, line 12)."""
@@ -162,14 +157,12 @@ class _Needs:
         return _Needs(layers, forward[:1].tolist())
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Insertion:
     """Adds one step's pushes and pulls after another."""
 
     edit: Edit
-    network: _Network
-    slice_bytes: float
-    priority: bool
+    network: P3
     slices: int = 0
     unknown: int = 0
 
@@ -184,16 +177,17 @@ class _Insertion:
             waiting = [needs.layers[gradient.layer]] if has_consumer else needs.rest
             self.unknown += bool(needs.layers) and not has_consumer
             for size in self._cut(gradient.bytes):
-                self._slice(gradient, size, rank if self.priority else 0, number, waiting)
+                self._slice(gradient, size, rank if self.network.priority else 0, number, waiting)
                 number += 1
         self.slices += number
 
     def _cut(self, size: float) -> list[float]:
-        if not self.slice_bytes or size <= self.slice_bytes:
+        most = self.network.slice_mb * MEBIBYTE
+        if not most or size <= most:
             return [size]
-        slice_count = int(size // self.slice_bytes)
-        remainder = size - slice_count * self.slice_bytes
-        return [self.slice_bytes] * slice_count + [remainder] * (remainder > 0)
+        slice_count = int(size // most)
+        remainder = size - slice_count * most
+        return [most] * slice_count + [remainder] * (remainder > 0)
 
     def _slice(self, gradient: ParameterGradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
         """One slice: its push once the gradient is ready, its pull, and who waits."""

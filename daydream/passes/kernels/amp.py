@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,21 +69,8 @@ class _Chosen:
 
 
 @what_if("amp")
-def amp(
-    graph: TaskGraph,
-    *,
-    compute_factor: float = _COMPUTE,
-    memory_factor: float = 2.0,
-    tf32_factor: float = 2.0,
-    communication_factor: float = 1.0,
-    update: bool = False,
-    device: str = "auto",
-    tensor_cores: str = "auto",
-    price: str = "auto",
-    casts: bool = True,
-    single: bool = True,
-    scaler: bool = True,
-) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Amp:
     """Mixed precision: products in half precision, memory-bound kernels twice as fast, casts and GradScaler added.
 
     A kernel is compute-bound where its operator's arithmetic at the board's sustained rate takes longer than moving
@@ -106,8 +93,7 @@ def amp(
 
     Assumptions: the factors hold for every kernel; nothing overflows.
 
-    Args:
-        graph: the baseline.
+    Attributes:
         compute_factor: speedup of compute-bound kernels without a price (NVIDIA reports up to 3 with Tensor Cores);
             another than 3 holds for all of them.
         memory_factor: speedup of memory-bound kernels: half the bytes.
@@ -127,34 +113,80 @@ def amp(
     Raises:
         InputError: a factor is not positive, or the board is unknown.
     """
-    factors = {"compute-factor": compute_factor, "memory-factor": memory_factor, "tf32-factor": tf32_factor}
-    _check({**factors, "communication-factor": communication_factor}, tensor_cores)
-    by_price = _by_price(price)
-    spec, notes = _board(graph, device, needed=by_price == "yes")
-    if tensor_cores == "auto" and spec is not None and spec.best_matrix_instruction("float16") is None:
-        tensor_cores = "no"
-        notes.append(f"{spec.title} has no Tensor Cores: compute-bound kernels keep their durations")
-    if tensor_cores == "no":
-        compute_factor = tf32_factor = 1.0
-    chosen = _choose(graph, spec, update)
-    if is_mixed(graph, _products(graph)):
-        note = "the products of the step compute in 16 bits already: it has mixed precision, and stays as it is"
-        return Outcome(graph, (note, *notes))
-    if single:
-        chosen, single_notes = _without_single(graph, chosen)
-        notes = [*single_notes, *notes]
-    factor = _factors(graph, chosen, compute_factor, memory_factor, tf32_factor)
-    if spec is not None:
-        _bound_by_latency(graph, chosen, spec, factor, memory_factor)
-    if spec is not None and (by_price == "yes" or (by_price == "auto" and compute_factor == _COMPUTE)):
-        notes += _use_prices(graph, chosen, spec, factor, tensor_cores != "no", products_alone=by_price == "auto")
-    changed = _with_collectives(graph.scaled(chosen.rows, 1 / factor), communication_factor, notes)
-    notes = [*_speed_notes(graph, chosen, factor), *notes]
-    if spec is not None and len(chosen.rows):
-        changed = _with_additions(changed, chosen, spec, notes, casts=casts, scaler=scaler)
-    before = memory_of(graph)
-    changed, memory_notes, gain = changed_memory(changed, before, before and halved(graph, before, single))
-    return Outcome(changed, (*notes, *memory_notes), gain)
+
+    compute_factor: float = _COMPUTE
+    memory_factor: float = 2.0
+    tf32_factor: float = 2.0
+    communication_factor: float = 1.0
+    update: bool = False
+    device: str = "auto"
+    tensor_cores: str = "auto"
+    price: str = "auto"
+    casts: bool = True
+    single: bool = True
+    scaler: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("compute_factor", "memory_factor", "tf32_factor", "communication_factor"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value > 0):
+                problem = f"{value} is no speedup"
+                raise InputError(name.replace("_", "-"), problem, "give a positive number; 1 changes nothing")
+        if self.tensor_cores not in ("auto", "yes", "no"):
+            raise InputError("tensor-cores", f"there is no {self.tensor_cores!r}", "use auto, yes or no")
+        _by_price(self.price)
+
+    def __call__(self, graph: TaskGraph) -> Outcome:
+        """The graph in mixed precision."""
+        by_price = _by_price(self.price)
+        spec, notes = _board(graph, self.device, needed=by_price == "yes")
+        if self.tensor_cores == "auto" and spec is not None and spec.best_matrix_instruction("float16") is None:
+            notes.append(f"{spec.title} has no Tensor Cores: compute-bound kernels keep their durations")
+            return replace(self, tensor_cores="no")._changed(graph, spec, by_price, notes)
+        return self._changed(graph, spec, by_price, notes)
+
+    def _changed(self, graph: TaskGraph, spec: DeviceSpec | None, by_price: str, notes: list[str]) -> Outcome:
+        chosen = _choose(graph, spec, self.update)
+        if is_mixed(graph, _products(graph)):
+            note = "the products of the step compute in 16 bits already: it has mixed precision, and stays as it is"
+            return Outcome(graph, (note, *notes))
+        if self.single:
+            chosen, single_notes = _without_single(graph, chosen)
+            notes = [*single_notes, *notes]
+        factor = self._factors(graph, chosen)
+        if spec is not None:
+            _bound_by_latency(graph, chosen, spec, factor, self.memory_factor)
+            is_usual = self.tensor_cores != "no" and self.compute_factor == _COMPUTE
+            if by_price == "yes" or (by_price == "auto" and is_usual):
+                products_alone, units = by_price == "auto", self.tensor_cores != "no"
+                notes += _use_prices(graph, chosen, spec, factor, units, products_alone=products_alone)
+        shorter = graph.scaled(chosen.rows, 1 / factor)
+        changed = _with_collectives(shorter, self.communication_factor, notes)
+        notes = [*_speed_notes(graph, chosen, factor), *notes]
+        if spec is not None and len(chosen.rows):
+            changed = self._with_additions(changed, chosen, spec, notes)
+        before = memory_of(graph)
+        changed, memory_notes, gain = changed_memory(changed, before, before and halved(graph, before, self.single))
+        return Outcome(changed, (*notes, *memory_notes), gain)
+
+    def _factors(self, graph: TaskGraph, chosen: _Chosen) -> Floats:
+        """The speedup of every chosen task; without Tensor Cores arithmetic has none."""
+        compute, tf32 = (1.0, 1.0) if self.tensor_cores == "no" else (self.compute_factor, self.tf32_factor)
+        of_compute = np.where(named(graph, _uses_tf32)[chosen.rows], tf32, compute)
+        return np.where(chosen.compute, of_compute, self.memory_factor)
+
+    def _with_additions(self, graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec, notes: list[str]) -> TaskGraph:
+        """The graph with casts and the scaler's kernels as far as asked for; adds what to say of them to `notes`."""
+        launches = graph.launch[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
+        durations = graph.duration_us[launches[launches != NONE]]
+        call_us = float(np.median(durations)) if len(durations) else 0.0
+        gradients = _gradients(graph) if self.casts or self.scaler else None
+        edit = Edit(graph)
+        if self.casts:
+            notes += add_casts(edit, chosen.calls, gradients, spec, call_us)
+        if self.scaler and gradients is not None and not matching(graph.names, SCALER).any():
+            notes.append(add_scaler(edit, gradients, spec, call_us))
+        return edit.apply()
 
 
 def _by_price(price: str | bool) -> str:
@@ -183,14 +215,6 @@ def _never_gains(name: str) -> bool:
 
 def _uses_tf32(name: str) -> bool:
     return bool(TF32.search(name))
-
-
-def _check(factors: dict[str, float], tensor_cores: str) -> None:
-    for name, value in factors.items():
-        if not (np.isfinite(value) and value > 0):
-            raise InputError(name, f"{value} is no speedup", "give a positive number; 1 changes nothing")
-    if tensor_cores not in ("auto", "yes", "no"):
-        raise InputError("tensor-cores", f"there is no {tensor_cores!r}", "use auto, yes or no")
 
 
 def _board(graph: TaskGraph, device: str, *, needed: bool) -> tuple[DeviceSpec | None, list[str]]:
@@ -234,12 +258,6 @@ def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[st
     time = graph.duration_us[chosen.rows[~gains]].sum() / 1e3
     note = f"{(~gains).sum()} kernels of {time:.1f} ms stay in float32 as autocast has it: softmax, losses, norms"
     return chosen.some(gains), [note]
-
-
-def _factors(graph: TaskGraph, chosen: _Chosen, compute: float, memory: float, tf32: float) -> Floats:
-    """The speedup of every chosen task."""
-    of_compute = np.where(named(graph, _uses_tf32)[chosen.rows], tf32, compute)
-    return np.where(chosen.compute, of_compute, memory)
 
 
 def _bound_by_latency(graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec, factor: Floats, memory: float) -> None:
@@ -329,25 +347,6 @@ def _with_collectives(graph: TaskGraph, factor: float, notes: list[str]) -> Task
     rows = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & of_nccl))
     notes.append(f"{len(rows)} collectives {factor:g}x")
     return graph.scaled(rows, 1 / factor)
-
-
-# Casts and the scaler
-
-
-def _with_additions(
-    graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec, notes: list[str], *, casts: bool, scaler: bool
-) -> TaskGraph:
-    """The graph with casts and the scaler's kernels as far as asked for; adds what to say of them to `notes`."""
-    launches = graph.launch[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
-    durations = graph.duration_us[launches[launches != NONE]]
-    call_us = float(np.median(durations)) if len(durations) else 0.0
-    gradients = _gradients(graph) if casts or scaler else None
-    edit = Edit(graph)
-    if casts:
-        notes += add_casts(edit, chosen.calls, gradients, spec, call_us)
-    if scaler and gradients is not None and not matching(graph.names, SCALER).any():
-        notes.append(add_scaler(edit, gradients, spec, call_us))
-    return edit.apply()
 
 
 def _gradients(graph: TaskGraph) -> Gradients | None:

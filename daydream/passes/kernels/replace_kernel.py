@@ -27,7 +27,7 @@ from hal.support.errors import InputError
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """One call made one kernel: its main task takes `microseconds`, the other tasks of `rows` go."""
 
     main: int
@@ -83,8 +83,8 @@ def replace_kernel(
         raise InputError("bundle", "stands beside op", "give one of them")
     seconds, source = _of_bundle(Path(bundle)) if bundle else _of_file(graph, op, device, chosen, search)
     calls = _matched_calls(graph, match)
-    changes = [_Change(main, rows, seconds * 1e6, source) for main, rows in calls]
-    return Outcome(_applied(graph, changes), (_summary(graph, changes), f"each takes {source}"))
+    changes = [Change(main, rows, seconds * 1e6, source) for main, rows in calls]
+    return Outcome(applied(graph, changes), (summary(graph, changes), f"each takes {source}"))
 
 
 def _auto(
@@ -100,17 +100,17 @@ def _auto(
         raise InputError("match" if match else "op", problem, "name an operator file and kernels with op and match")
     changes, unpriced = _priced_changes(calls, compiled)
     whose = "the best kernels of Roller" if implementation == "best" else "cuBLAS and cuDNN as modelled"
-    notes = [_summary(graph, changes), f"priced for {spec.title}: {whose}", *([stands_in] if stands_in else [])]
+    notes = [summary(graph, changes), f"priced for {spec.title}: {whose}", *([stands_in] if stands_in else [])]
     if compiled:
         sources = Counter(change.source for change in changes)
         notes.append("times from " + ", ".join(f"{source}: {count} calls" for source, count in sources.items()))
     notes += [*_doubts(graph, calls), *_unpriced_notes(unpriced)]
-    return Outcome(_applied(graph, changes), tuple(notes))
+    return Outcome(applied(graph, changes), tuple(notes))
 
 
 def _priced_changes(
     calls: Sequence[CallPrice], compiled: Mapping[str, tuple[float, str]]
-) -> tuple[list[_Change], Counter[str]]:
+) -> tuple[list[Change], Counter[str]]:
     """A change for every call with a price, and how many calls have none, by the reason."""
     changes, unpriced = [], Counter[str]()
     for call in calls:
@@ -118,7 +118,7 @@ def _priced_changes(
         if call.work is not None and call.work.direction == "forward" and call.text in compiled:
             seconds, source = compiled[call.text]
         if np.isfinite(seconds):
-            changes.append(_Change(call.main, call.rows, seconds * 1e6, source))
+            changes.append(Change(call.main, call.rows, seconds * 1e6, source))
         else:
             unpriced[call.reason] += 1
     return changes, unpriced
@@ -171,7 +171,8 @@ def _matched_calls(graph: TaskGraph, match: str) -> list[tuple[int, Ints]]:
     return [(int(each[np.argmax(graph.duration_us[each])]), each) for each in np.split(rows[order], starts)]
 
 
-def _applied(graph: TaskGraph, changes: Sequence[_Change]) -> TaskGraph:
+def applied(graph: TaskGraph, changes: Sequence[Change]) -> TaskGraph:
+    """The graph with calls of one kernel each."""
     edit = Edit(graph)
     if changes:
         mains = np.array([change.main for change in changes], np.int64)
@@ -180,7 +181,8 @@ def _applied(graph: TaskGraph, changes: Sequence[_Change]) -> TaskGraph:
     return edit.apply()
 
 
-def _summary(graph: TaskGraph, changes: Sequence[_Change]) -> str:
+def summary(graph: TaskGraph, changes: Sequence[Change]) -> str:
+    """The times of calls before and after, in a sentence."""
     recorded = sum(float(graph.duration_us[change.rows].sum()) for change in changes)
     priced = sum(change.microseconds for change in changes)
     kernels = sum(len(change.rows) for change in changes)

@@ -16,6 +16,7 @@ from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from roller.library.arrays import Floats
 from roller.library.attention.constants import AttentionConstants, KernelConstants
 from roller.library.attention.tiles import PLANNED_SEQUENCES, AttentionLaunch, Calls
+from roller.library.cache import is_flushed
 from sokoban.model.gpu.attention import power_limited
 
 #: Work of a backward pass over that of the forward pass: matrix products (scores again, then the gradients of scores,
@@ -214,7 +215,7 @@ def _traffic(calls: Calls, launch: AttentionLaunch, setting: Setting) -> _Traffi
         new=new,
         dram=(queries + keys) * times,
         l2=(queries + tiles_bytes) * times,
-        cached_share=setting.cached_share(footprint * times),
+        cached_share=np.zeros(footprint.shape) if is_flushed() else setting.cached_share(footprint * times),
     )
 
 

@@ -37,6 +37,9 @@ PORT_BYTES = 64
 #: Bytes of a row per step of the shallowest kernels for warps, which a remainder of k takes.
 SHALLOW_BYTES = 64
 
+#: Bytes of the shortest asynchronous copy to shared memory (``cp.async``).
+LEAST_COPY_BYTES = 4
+
 #: Most columns and summands of products whose weights fit into a thread's registers.
 NARROW = 8
 
@@ -122,8 +125,8 @@ class MatrixConstants:
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
     vector_seconds: float = 2.647e-07
     vector_share: float = 0.08194
-    # Steps over those of rows in multiples of 16 bytes: others are loaded in pieces. From every second network of those
-    # that pytorch-image-models measured (attention of 197 tokens and the like).
+    # Steps of rows that no asynchronous copy takes over those of others. From every second network of those that
+    # pytorch-image-models measured (attention of 197 tokens and the like).
     unaligned: float = 1.8
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
@@ -192,8 +195,11 @@ def matrix_gemm(
             ``m * k`` and ``n * k`` elements, as convolutions do.
         by_warps: whether the library has no kernels but those for single warps.
     """
-    is_aligned = aligned(n, k, DTYPE_BYTES[dtype])
     size = DTYPE_BYTES[dtype]
+    is_aligned = aligned(n, k, size)
+    # Asynchronous copies take 16, 8 or 4 bytes; rows of an odd number of halves pass through registers.
+    is_odd = ((n * size % LEAST_COPY_BYTES != 0) | (k * size % LEAST_COPY_BYTES != 0)) & (operand_bytes is None)
+    slower = np.where(is_odd, constants.unaligned, 1.0)
     x_bytes, w_bytes = (b * m * k * size, b * n * k * size) if operand_bytes is None else operand_bytes
     seconds, tile_m, tile_n, splits = (np.zeros(len(m)) for _ in range(4))
     stages = {name: np.zeros(len(m)) for name in STAGES}
@@ -207,7 +213,7 @@ def matrix_gemm(
             chosen = members[start : start + _CHUNK]
             calls = _Calls(
                 b[chosen], m[chosen], n[chosen], k[chosen], x_bytes[chosen], w_bytes[chosen], device, kernels, size,
-                constants, 1.0 if way or operand_bytes is not None else constants.unaligned,
+                constants, slower[chosen],
             )  # fmt: skip
             times = calls.times()
             seconds[chosen], is_vector[chosen], names[chosen] = times.seconds, times.is_vector, kernels.name
@@ -249,7 +255,7 @@ class _Calls:
     kernels: Kernels
     element_bytes: int
     constants: MatrixConstants
-    slower: float
+    slower: Floats
 
     def times(self) -> MatrixTimes:
         """The expected time of every call, and the kernel that is fastest."""
@@ -349,7 +355,7 @@ class _Calls:
         tile_m, tile_n, depth = menu.m[tile], menu.n[tile], menu.depth_bytes[tile]
         slowed = np.hypot(1.0, feed.staging * (1 / tile_m + 1 / tile_n))
         rate = self._best_flops / self.device.unit_count / slowed
-        step = self.slower * 2 * tile_m * tile_n * depth / self.element_bytes / rate
+        step = self.slower[rows, None] * 2 * tile_m * tile_n * depth / self.element_bytes / rate
         stored = np.minimum(tile_m, self.m[rows, None]) * np.minimum(tile_n, self.n[rows, None])
         store = feed.store_cycles * stored * self._output_bytes / self._port
         alone = np.maximum(1.0, waves / resident) * feed.step_seconds * depth / 128

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from roller.library.products.matrix_gemm import CONSTANTS as SIXTEEN_BITS
 from roller.library.products.matrix_tiles import Feed
@@ -67,7 +68,7 @@ class ScaledConstants:
     host_pad_seconds: float = 5.5e-5
 
 
-def _fed(feed: Feed, **numbers: float) -> TiledConstants:
+def _fed(feed: Feed, **numbers: Any) -> TiledConstants:
     """Numbers of kernels that are fed as cuBLAS's are in 16 bits; those that are not named are cuBLAS's."""
     sixteen = SIXTEEN_BITS.feeds[feed]
     fed = TiledConstants(

@@ -42,10 +42,7 @@ def results(*operators: OperatorResult) -> Results:
 
 
 def whole(seed: int = 1, ours: float = 1e-3, **times: float) -> Results:
-    """All 24 operators, ours against rivals that take `times` as long, give or take a few per cent.
-
-    The criteria look at each of the operators, so the noise is small beside the distance to every bar.
-    """
+    """All 24 operators, ours against rivals that take `times` as long, give or take a per cent."""
     noise = random.Random(seed)
 
     def rounds(seconds: float) -> list[float]:
@@ -55,11 +52,9 @@ def whole(seed: int = 1, ours: float = 1e-3, **times: float) -> Results:
     for spec in SUITE:
         facts = {
             "predicted_seconds": 1.1 * ours, "predicted_then_seconds": 0.9 * ours,
-            "construction_seconds": 2e-3, "profiling_seconds": 0.5,
         }  # fmt: skip
         entries = [entry("ours", *rounds(ours), first_choice=1.05, **facts)]
         for who, times_ours in times.items():
-            tuning = {"tuning_seconds": 90.0} if who.startswith("metaschedule") else {}
-            entries.append(entry(who.replace("_", "-"), *rounds(times_ours * ours), **tuning))
+            entries.append(entry(who.replace("_", "-"), *rounds(times_ours * ours)))
         found.append(operator(spec, *entries))
     return results(*found)

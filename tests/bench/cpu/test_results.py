@@ -33,10 +33,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str, problem: str) -> N
 
 def test_the_command_shows_a_file_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_results(tmp_path / "results.json", whole(torch=1.3, limit=0.2))
-    result = CliRunner().invoke(main, ["--show", str(tmp_path / "results.json"), "--limits"])
-    assert result.exit_code == 1  # nobody tuned
+    result = CliRunner().invoke(main, ["--show", str(tmp_path / "results.json")])
+    assert result.exit_code == 0
     shown = result.output + capfd.readouterr().out
-    assert "geometric mean" in shown and "not measured" in shown
+    assert "geometric mean" in shown and "first choice" in shown
 
 
 def test_a_rival_counts_with_the_faster_of_its_layouts() -> None:
@@ -63,7 +63,22 @@ def test_struck_out_rivals_are_told_once_a_reason() -> None:
 def test_the_table_has_a_line_an_operator_and_the_means() -> None:
     table = ratio_table(whole(torch=1.5))
     assert table.row_count == 25
-    assert list(table.columns[0].cells)[-1] == "geometric mean" and list(table.columns[3].cells)[-1] == "1.50"
+    assert list(table.columns[0].cells)[-1].startswith("geometric mean") and list(table.columns[3].cells)[-1] == "1.50"
+
+
+def test_the_error_of_a_prediction_is_relative_to_what_was_measured() -> None:
+    one = operator(SUITE[0], entry("ours", 1e-3, 1e-3, predicted_seconds=0.8e-3))
+    assert one.prediction_error == pytest.approx(-0.2) and one.error_then is None
+    assert operator(SUITE[0], entry("torch", 1.0)).prediction_error is None
+
+
+def test_the_last_line_has_median_errors() -> None:
+    first, second = (
+        operator(spec, entry("ours", 1.0, predicted_seconds=p, predicted_then_seconds=1.5, first_choice=1.2))
+        for spec, p in zip(SUITE[:2], (0.8, 1.4), strict=True)
+    )
+    cells = [list(column.cells)[-1] for column in ratio_table(results(first, second)).columns]
+    assert cells[-4:] == ["", "30%", "50%", "1.20"]
 
 
 def test_the_widest_spread_is_named() -> None:

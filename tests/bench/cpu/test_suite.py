@@ -11,7 +11,7 @@ import pytest
 
 from bench.calls.operators import problem
 from bench.cpu.comparison import read_suite
-from bench.cpu.criteria import LONG_SEARCH
+from bench.cpu.tune import LONG_SEARCH
 from hal.support.errors import InputError
 from sokoban.language.operators import operator_from_data
 from tests.bench.cpu.samples import SUITE

@@ -8,11 +8,17 @@ from bench.daydream.architectures import Answer, _shortened, tables
 def test_two_layers_are_of_two_kinds_where_there_are_several() -> None:
     layers = ["linear", "linear", "full", "linear"]
     parts = {"num_hidden_layers": 4, "layer_types": layers, "widths": [8, 9, 10, 11], "part": {"depth": 7, "width": 7}}
-    assert _shortened(parts) == {
+    assert _shortened(parts, 2) == {
         "num_hidden_layers": 2,
         "layer_types": ["linear", "full"],
         "widths": [8, 9],
         "part": {"depth": 2, "width": 7},
+    }
+    six = {"num_hidden_layers": 6, "layer_types": ["linear", "full"] * 3, "image_token_id": None}
+    assert _shortened(six, 4) == {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear", "linear", "full", "full"],
+        "image_token_id": 1,
     }
 
 

@@ -179,23 +179,6 @@ def test_what_a_section_had_its_time_for_is_left_by_a_worker_that_was_started_ag
 
 
 @pytest.mark.usefixtures("pytorch")
-def test_codegens_profile_takes_the_place_of_the_quick_one(tmp_path: Path) -> None:
-    what = small_harvest(tmp_path).problems()[0]
-    write_bundle(tmp_path / "bundles", what)
-    mine = Harvest(
-        machine=FakeMachine(),
-        journal=Journal(tmp_path),
-        bundles=tmp_path / "bundles",
-        small=True,
-        most_operators=1,
-        thorough=True,
-    )
-    run_section(mine, next(one for one in ALL if one.name == "profile"), 60, lambda text: None)
-    (found,) = mine.journal.items("profile")
-    assert [one["entry"] for one in found["kernels"]] == ["right_1"]
-
-
-@pytest.mark.usefixtures("pytorch")
 def test_a_bundle_of_other_shapes_is_refused_with_the_reason(tmp_path: Path) -> None:
     mine = small_harvest(tmp_path)
     what = mine.problems()[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.journal import Journal, archive, replace_file, thinned
+from bench.gpu.journal import Journal, archive, thinned
 
 
 def test_items_are_there_after_a_kill(tmp_path: Path) -> None:
@@ -67,15 +67,6 @@ def test_an_archive_grows_to_its_limit_and_replaces_what_it_has(tmp_path: Path) 
         assert sorted(tar.getnames()) == ["a", "b"]
         member = tar.extractfile("a")
         assert member is not None and member.read() == b"3"
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        replace_file(path, b"new")
-    assert [one.name for one in tmp_path.iterdir()] == ["f"] and path.read_bytes() == b"old"
 
 
 def test_samples_are_thinned_evenly() -> None:

@@ -15,12 +15,8 @@ import torch
 from bench.gpu import adapters, machine
 from bench.gpu.board import Sampler, environment
 from bench.gpu.machine import CudaMachine, tf32
-from codegen.bundle.records import KernelRecord
 from hal.microbench import Measurement as Reading
 from hal.microbench import QuantityResults as MicrobenchRun
-from roller.profile import gpu_worker, profile
-from roller.profile.measurement import Board, Measurement
-from roller.profile.profile import KernelProfile, OperatorProfile
 
 
 class Calls:
@@ -188,67 +184,6 @@ def test_microbench_keeps_medians_and_says_what_failed(monkeypatch: pytest.Monke
     assert (reading["value"], reading["high"], "samples" in reading) == (3.0e12, None, False)
     assert found["failures"] == {"l2": "did not settle"}
     assert found["device"] is None and "a device file needs" in found["device_error"]
-
-
-def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def entry(rank: int) -> KernelRecord:
-        return KernelRecord(
-            rank=rank,
-            entry=f"k{rank}",
-            source="k.cu",
-            binary=None,
-            grid=(1, 1, 1),
-            block=(1, 1, 1),
-            schedule="k.schedule.json",
-            shared_bytes=0,
-            dynamic_shared_bytes=0,
-            registers=None,
-            spill_bytes=None,
-            seconds=1e-5,
-            bound="dram",
-            stage_seconds={},
-            tiles={},
-            policy="made up",
-            verified=None,
-            verification=None,
-        )
-
-    good = Measurement(
-        seconds=2e-5,
-        spread_seconds=4e-6,
-        repeats=10,
-        launches=5,
-        relative_error=1e-6,
-        tolerance=1e-4,
-        struck_out="",
-        loaded="cubin",
-    )
-    bad = Measurement(
-        seconds=None,
-        spread_seconds=None,
-        repeats=0,
-        launches=0,
-        relative_error=None,
-        tolerance=1e-4,
-        struck_out="relative error 3 is above 0.0001",
-        loaded="cubin",
-    )
-    board = Board("GPU", "9.0", {})
-    kernels = (KernelProfile(entry(2), good, False), KernelProfile(entry(1), bad, False))
-    closed: list[bool] = []
-    runner = types.SimpleNamespace(board=lambda: board, close=lambda: closed.append(True))
-    monkeypatch.setattr(gpu_worker, "GpuRunner", lambda device, options: runner)
-    monkeypatch.setattr(
-        profile,
-        "profile_bundle",
-        lambda path, *_: OperatorProfile(directory=path, name="p", device="h200", board=board, kernels=kernels),
-    )
-    first, second = adapters.profiled(Path("p"), 0)
-    assert closed == [True]
-    assert (first["entry"], first["cold"]["median"], first["cold"]["high"]) == ("k2", 2e-5, pytest.approx(2.2e-5))
-    assert first["check"]["passed"] and not second["check"]["passed"] and "cold" not in second
-    assert second["reason"] == "relative error 3 is above 0.0001"
 
 
 # The board

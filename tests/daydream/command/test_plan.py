@@ -66,7 +66,7 @@ def test_a_search_tells_why(model: str) -> None:
         (["--nodes", "1", "--pipeline", "3"], "no multiple of 3"),
         (["--global-batch", "7", "--batch", "2"], "no multiple of 1 x 2"),
         (["--global-batch", "8", "--micro-batches", "2"], "say the same"),
-        (["--pipeline", "8"], "repeats 6 blocks"),
+        (["--pipeline", "16"], "repeats 6 blocks"),
         (["--schedule", "interleaved"], "several stages"),
         (["--search"], "add --global-batch"),
         (["--node", "dgx-a100"], "not h100"),

@@ -9,7 +9,7 @@ import pytest
 from daydream.memory.footprint import MemoryKind
 from daydream.memory.owners import layers_at
 from daydream.memory.recorded import RecordedMemory, recorded_memory
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.trace import NONE
 from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import GENERATIONS, Builder

@@ -19,7 +19,7 @@ from daydream.memory.footprint import MemoryKind, footprint  # noqa: E402
 from daydream.memory.owners import layers_at  # noqa: E402
 from daydream.memory.recorded import RecordedMemory, recorded_memory  # noqa: E402
 from daydream.record.record import record  # noqa: E402
-from daydream.trace.kineto import read_trace  # noqa: E402
+from daydream.trace.files import read_trace  # noqa: E402
 from daydream.trace.trace import NONE  # noqa: E402
 
 #: What the profiler does not see on the CPU, since it was there before.

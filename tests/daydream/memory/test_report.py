@@ -15,7 +15,7 @@ from daydream.cli import main
 from daydream.memory.recorded import recorded_memory
 from daydream.memory.report import memory_counters, memory_record, memory_section, sentences
 from daydream.report.timeline import PROCESS_OFFSET
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from hal.support.errors import InputError
 from tests.daydream.memory.test_recorded import MIB, training
 from tests.daydream.recorded import recorded_trace

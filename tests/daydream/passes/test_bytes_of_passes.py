@@ -6,7 +6,7 @@ import pytest
 
 from daydream.graph.graph import TaskGraph
 from daydream.graph.memory import Held, HeldMemory, MemoryKind
-from daydream.passes.kernels.amp import amp
+from daydream.passes import registered
 from daydream.passes.kernels.batchnorm import restructure_batchnorm
 from daydream.passes.kernels.fused_optimizer import fused_optimizer
 from daydream.passes.memory.gist import gist
@@ -14,6 +14,8 @@ from daydream.passes.memory.vdnn import vdnn
 from tests.daydream.graphs import graph, launched, pairs
 from tests.daydream.passes.held import B, F, U, a_map, memory, of
 from tests.daydream.passes.traced import traced
+
+amp = registered()["amp"]
 
 MAP = [2, 8, 4, 4]
 #: Bytes of a map in float32.

@@ -15,6 +15,7 @@ from daydream.plan.costs import Costs, Pass, costs_of
 from daydream.plan.graph import plan_graph
 from daydream.plan.layout import Layout
 from daydream.plan.planned import planned
+from daydream.plan.search import outcome
 from hal.catalog import load_device
 from hal.node_catalog import load_node
 
@@ -171,3 +172,20 @@ def test_flops_of_the_model_leave_out_what_is_computed_again(units_of_model: Cal
     # The embedding has no gradient of its input: all products go three ways.
     assert once.model_flops == pytest.approx(once.flops, rel=0.02)
     assert once.usual_utilisation == pytest.approx(once.utilisation)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=8, shard="fsdp", micro_batches=24),
+        Layout(data=8, micro_batches=24),
+        Layout(data=8, pipeline=2, micro_batches=24),
+        Layout(data=8, pipeline=3, schedule="interleaved", chunks=2, micro_batches=24),
+    ],
+)
+def test_a_search_needs_few_micro_batches_to_tell_many(units_of_model: Callable[..., Any], layout: Layout) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    full = planned(units, layout, DEVICE, NODE)
+    found = outcome(units, layout, DEVICE, NODE)
+    assert found.seconds == pytest.approx(full.seconds, rel=1e-3)
+    assert found.least == full.memory.least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,3 +131,40 @@ def test_zero_two_keeps_a_part_of_the_gradients(units_of_model: Callable[..., An
     first, second = (rank_memory(units, Layout(data=4, shard=shard), 0, DEVICE) for shard in ("zero1", "zero2"))
     assert kept(first, MemoryKind.OPTIMIZER) == kept(second, MemoryKind.OPTIMIZER)
     assert gradients(second) == pytest.approx(gradients(first) / 4, rel=1e-3)
+
+
+def test_attention_alone_is_computed_again(tmp_path: Path) -> None:
+    from daydream.capture.options import CaptureOptions
+    from daydream.plan.source import planned_units
+    from tests.daydream.plan.test_context import ATTENDING
+
+    path = tmp_path / "model.py"
+    path.write_text(ATTENDING)
+
+    def memory(checkpoint: str) -> tuple[int, int]:
+        options = CaptureOptions(batch=2, sequence=512, dtype="bfloat16", attention="math", checkpoint=checkpoint)
+        units = planned_units(f"{path}:attending", options)
+        softmaxes = sum(
+            "softmax" in each.name and "backward" not in each.name for each in units.capture.operators if each.launches
+        )
+        return softmaxes, rank_memory(units, Layout(), 0, DEVICE).least
+
+    (kept_count, kept_bytes), (again_count, again_bytes) = memory("none"), memory("attention")
+    # Three captured blocks, forward; the second time backward.
+    assert (kept_count, again_count) == (3, 6)
+    # Softmaxes of two samples and eight heads, 512 x 512 in float32 or their 16 bits, are not kept for four blocks.
+    assert kept_bytes - again_bytes > 3 * 2 * 8 * 512 * 512 * 2
+
+
+def test_narrow_layers_keep_a_byte_of_what_they_read(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    narrow = replace(units, capture=replace(units.capture, precision="fp8-tensorwise"))
+    wide_bytes, narrow_bytes = (
+        sum(each.bytes for each in rank_memory(each, Layout(), 0, DEVICE).main.held if each.kind is kind)
+        for kind in (MemoryKind.FEATURE_MAPS,)
+        for each in (units, narrow)
+    )
+    # Of each block the results of the norm and of GELU, 512 rows of 256 and 1024 columns, are kept in a byte.
+    assert wide_bytes - narrow_bytes == 6 * 512 * (256 + 1024)
+    weights = [kept(rank_memory(each, Layout(), 0, DEVICE), MemoryKind.WEIGHTS) for each in (units, narrow)]
+    assert weights[1] - weights[0] == 6 * 2 * 2 * 4 * 256 * 256

@@ -83,3 +83,11 @@ def test_blocks_are_compiled_each_by_itself(units_of_model: Callable[..., Any]) 
     kernels = [fused[compiled.rows[unit, Phase.FORWARD]].sum() for unit in range(5)]
     assert kernels[0] == kernels[4] == 0 and kernels[1] == kernels[2] > 0
     assert compiled.elements.tolist() == plain.elements.tolist()
+
+
+def test_what_lies_around_the_blocks_may_be_parts_of_its_own(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six")
+    assert units.stages(7) == [[0, 1], [2], [3], [4], [5], [6], [7]]
+    assert units.stages(8) == [[0], [1], [2], [3], [4], [5], [6], [7]]
+    with pytest.raises(InputError, match="repeats 6 blocks"):
+        units.stages(9)

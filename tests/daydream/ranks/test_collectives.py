@@ -10,7 +10,7 @@ import pytest
 from daydream.ranks.collectives import Collectives, Group, Kind, find_collectives
 from daydream.ranks.pairing import Meetings, pair
 from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from tests.daydream.ranks.jobs import collectives
 from tests.daydream.traces import Builder
 

@@ -15,7 +15,7 @@ import pytest
 
 from daydream.record.model import bucketed
 from daydream.record.record import Recorded, record, record_script
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.trace import Category, Trace
 from hal.support.errors import InputError
 

@@ -17,7 +17,7 @@ from daydream.report.analysis import analyse
 from daydream.report.breakdown import chosen_steps
 from daydream.report.timeline import PROCESS_OFFSET, encoded, write_timeline
 from daydream.tasks.build import build_graph, read_graph
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.trace import Category
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM, graph, launched, pairs, task
 from tests.daydream.recorded import recorded_trace

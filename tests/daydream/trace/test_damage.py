@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from hal.support.errors import InputError
 from tests.daydream.traces import Builder, event, one_step, written
 
@@ -129,7 +129,7 @@ class TestDamagedFiles:
             (b"[1, 2", "no usable event"),
             (b"[" * 100_000, "no usable event"),
             (b'{"a":' * 100_000, "no list traceEvents"),
-            (b"PK\x03\x04 not JSON", "no list traceEvents"),
+            (b"PK\x03\x04 not JSON", "is a zip archive"),
             (b"\x00" * 1000, "no list traceEvents"),
             (b"\x1f\x8b", "is empty"),
             (b"\x1f\x8bjunk", "is empty"),

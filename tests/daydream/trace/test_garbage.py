@@ -15,7 +15,7 @@ import pytest
 from daydream.graph.simulate import simulate
 from daydream.passes import registered
 from daydream.tasks.build import build_graph, read_graph
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from hal.support.errors import InputError
 from tests.daydream.traces import GENERATIONS, Builder
 

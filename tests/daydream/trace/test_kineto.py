@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.trace import NONE, Category, ThreadName, Trace
 from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import GENERATIONS, Builder, event, one_step, written

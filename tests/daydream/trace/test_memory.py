@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.trace import NONE
 from daydream.trace.writer import write_trace
 from tests.daydream.recorded import recorded_trace

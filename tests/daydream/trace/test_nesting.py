@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.nesting import enclosing_events
 from tests.daydream.traces import Builder
 

@@ -34,8 +34,9 @@ def test_every_number_of_a_shipped_node_has_a_source(node: NodeSpec) -> None:
 
 # GB/s of one board's links each way, as the datasheets have them.
 DATASHEET = {
-    "dgx-a100": 300, "gb200-nvl72": 900, "gb300-nvl72": 900, "hgx-b200": 900, "hgx-b300": 900, "hgx-h100": 450,
-    "hgx-h200": 450, "pcie-pair": 31.5,
+    "dgx-1": 150, "dgx-a100": 300, "gb200-nvl72": 900, "gb300-nvl72": 900, "hgx-b200": 900, "hgx-b300": 900,
+    "hgx-h100": 450, "hgx-h200": 450, "pcie-pair": 31.5, "pcie3-server": 15.75, "pcie4-server": 31.5,
+    "pcie5-server": 63,
 }  # fmt: skip
 
 
@@ -46,7 +47,9 @@ def test_links_add_up_to_the_datasheets() -> None:
 
 
 def test_only_switches_from_hopper_on_reduce() -> None:
-    assert {node.name for node in all_nodes() if not node.link.reduces} == {"dgx-a100", "pcie-pair"}
+    assert {node.name for node in all_nodes() if not node.link.reduces} == {
+        "dgx-1", "dgx-a100", "pcie-pair", "pcie3-server", "pcie4-server", "pcie5-server",
+    }  # fmt: skip
 
 
 def test_nodes_by_name_alias_and_file(tmp_path: Path) -> None:
@@ -68,7 +71,7 @@ def test_an_unknown_name_brings_the_closest() -> None:
 def test_a_board_has_a_usual_node_or_none() -> None:
     assert usual_node(hal.load_device("h100")) is load_node("hgx-h100")
     assert usual_node(hal.load_device("h200")) is load_node("hgx-h200")
-    assert usual_node(hal.load_device("t4")) is None
+    assert usual_node(hal.load_device("k80")) is None
     owners = [name for node in all_nodes() for name in node.devices]
     assert len(owners) == len(set(owners))
 
@@ -78,7 +81,7 @@ def test_a_board_has_a_usual_node_or_none() -> None:
     [
         ("boards = 8", "boards = 1", "node.boards: got 1, expected 2 or more"),
         ("boards = 8", 'boards = "8"', "node.boards: Expected int, got str; docs/nodes.md describes every key"),
-        ("generation = 4", "generation = 9", "node.link.generation: got 9, expected one of 3, 4 and 5 for nvlink"),
+        ("generation = 4", "generation = 9", "node.link.generation: got 9, expected one of 2, 3, 4 and 5 for nvlink"),
         (
             "step_seconds = 0.85e-6",
             "step_seconds = -1e-6",

@@ -158,8 +158,8 @@ def test_unknown_collectives_and_empty_messages_are_refused() -> None:
 def test_a_node_must_have_the_board() -> None:
     with pytest.raises(InputError, match="node: dgx-a100 holds a100-sxm-80gb and a100-sxm-40gb, not h100-sxm-80gb"):
         node_for(load_device("h100"), "dgx-a100")
-    with pytest.raises(InputError, match="node: t4 has no usual node; name one with --node"):
-        node_for(load_device("t4"))
+    with pytest.raises(InputError, match="node: k80 has no usual node; name one with --node"):
+        node_for(load_device("k80"))
 
 
 # As operators

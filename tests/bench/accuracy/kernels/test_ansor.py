@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from bench.accuracy.data import default_directory
-from bench.accuracy.kernels.ansor import FLAT, TILED, kernels_of, load_logs, main, operator_data, write_log
-from sokoban.language.operators import load_operators
-from sokoban.schedule.files import load_schedules
+from bench.accuracy.kernels.ansor import kernels_of, load_logs, operator_data
 
 DATA = default_directory() / "v100_schedules"
 measured_data = pytest.mark.skipif(not DATA.is_dir(), reason="the measured schedules are not beside this checkout")
@@ -90,28 +85,6 @@ def test_relu_is_one_element_per_thread_along_one_axis() -> None:
 
 
 @measured_data
-@pytest.mark.parametrize("kind", (*TILED, *FLAT))
-def test_files_hold_what_the_fast_path_reads(kind: str, tmp_path: Path) -> None:
-    log = load_logs(DATA, [kind])[0]
-    directory = write_log(log, tmp_path)
-    assert len((directory / "measured.csv").read_text().splitlines()) == len(log.trial) + 1
-    for kernel in log.kernels:
-        (expr,) = load_operators(directory / kernel.name / "op.json")
-        (group,) = load_schedules(directory / kernel.name / "schedules.jsonl", expr)
-        table = group.table
-        assert (table.form.spatial, table.form.reduced) == (kernel.table.form.spatial, kernel.table.form.reduced)
-        for field in ("block", "thread", "vthreads", "step", "cached", "vector", "padding"):
-            ours, theirs = getattr(table, field), getattr(kernel.table, field)
-            assert {name: values.tolist() for name, values in ours.items()} == {
-                name: values.tolist() for name, values in theirs.items()
-            }
-        assert table.reduce_threads.tolist() == kernel.table.reduce_threads.tolist()
-        for field in ("inner_thread", "inner_step"):
-            for axis, values in getattr(kernel.table, field).items():
-                assert getattr(table, field)[axis].tolist() == values.tolist()
-
-
-@measured_data
 def test_grids_and_blocks_are_the_recorded_ones() -> None:
     from bench.accuracy.kernels.ansor import read_columns
 
@@ -121,13 +94,3 @@ def test_grids_and_blocks_are_the_recorded_ones() -> None:
         np.concatenate([table.threads_per_block for table in tables]).tolist() == columns["threads_per_block"].tolist()
     )
     assert np.concatenate([table.block_count for table in tables]).tolist() == columns["grid_blocks"].tolist()
-
-
-@measured_data
-def test_the_command_writes_a_directory_per_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = load_logs(DATA, ["elementwise"])[:2]
-    monkeypatch.setattr("bench.accuracy.kernels.ansor.load_logs", lambda data, kinds: logs)
-    result = CliRunner().invoke(main, [str(DATA), "--out", str(tmp_path)])
-    assert result.exit_code == 0 and "programs of 2 operators" in result.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(log.file.removesuffix(".log") for log in logs)
-    assert json.loads((tmp_path / "ansor_relu_128_1008_42_42" / "op.json").read_text())["function"] == "relu"

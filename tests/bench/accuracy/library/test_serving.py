@@ -14,7 +14,16 @@ PATH = default_directory() / "serving" / "layers.parquet"
 def test_a_table_has_a_row_for_each_board_source_and_kind() -> None:
     call = LibraryCall(kind="rows", label="norm", sizes=(64, 4096, 0), dtype="float16", variant="vllm rms_norm")
     layers = [
-        Layer(board=board, source="me", kind="norm", chosen_on=chosen_on, measured=1e-3, calls=(call,))
+        Layer(
+            board=board,
+            source="me",
+            kind="norm",
+            chosen_on=chosen_on,
+            measured=1e-3,
+            settled=False,
+            cold=False,
+            calls=(call,),
+        )
         for board in ("a100", "h100")
         for chosen_on in (True, False)
     ]

@@ -1,8 +1,7 @@
-"""Measured 16-bit kernels beside the library models: rows read as operators, figures, error bars, constants without."""
+"""Measured 16-bit kernels and the library models: rows read as operators, figures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 
 from bench.accuracy.data import default_directory
-from bench.accuracy.library import left_out, tensor_core
-from bench.accuracy.library.left_out import fitted_without, replaced
-from bench.accuracy.library.tensor_core import Comparison, compare, kind_table, range_table, ranges
-from bench.accuracy.library.tensor_core_rows import BOARDS, FLOORS, KINDS, Calls, Kind, read_calls
+from bench.accuracy.library import tensor_core
+from bench.accuracy.library.tensor_core import Comparison, compare, kind_table
+from bench.accuracy.library.tensor_core_rows import BOARDS, FLOORS, KINDS, Calls, read_calls
 from hal.catalog import load_device
 from roller.library import library_time
 
@@ -23,7 +21,6 @@ measured_data = pytest.mark.skipif(
 )
 
 GEMM, PREFILL, DECODE, ENCODER, COLLECTIVES = KINDS
-SMALL = {"op": "matmul", "m": 7, "n": 48, "k": 96, "dtype": "bfloat16"}
 
 
 def write_rows(directory: Path, file: str, **columns: list[Any]) -> None:
@@ -118,18 +115,14 @@ def test_the_roofline_is_a_rate_and_the_constant_that_suits_the_rows_best() -> N
 # Figures
 
 
-def comparison(
-    board: str, predicted: list[float] | None, left: list[float] | None = None, kind: Kind = GEMM
-) -> Comparison:
+def comparison(board: str, predicted: list[float] | None) -> Comparison:
     measured = np.array([2e-6, 10e-6, 20e-6, 4e-3])
     return Comparison(
-        kind=kind,
+        kind=GEMM,
         board=board,
-        example=SMALL,
         measured=measured,
         predicted=None if predicted is None else np.array(predicted) * measured,
         roofline=measured * 2,
-        left_out=None if left is None else np.array(left) * measured,
     )
 
 
@@ -138,50 +131,16 @@ def test_errors_are_signed_by_length_of_the_call() -> None:
     assert found.mean_error(found.predicted) == pytest.approx((0.5 + 0.5 + 0.25 + 1.0) / 4)
     assert found.predicted is not None
     assert found.signed_by_length(found.predicted) == pytest.approx([0.5, -0.5, -0.25, None, 1.0])
-    assert found.mean_error(found.left_out) is None
+    assert found.mean_error(None) is None
 
 
 def test_a_table_has_dashes_where_there_is_no_model() -> None:
     view = kind_table([comparison("l40s", [1.0, 1.0, 1.1, 1.1]), comparison("b200_sxm", None)])
     cells = [list(column.cells) for column in view.columns]
     assert [row[0] for row in cells] == [
-        "l40s", "4", "5.0%", "8.0%", "10.0%", "5.0%", "100.0%", "-", "+0.0%", "+0.0%", "+10.0%", "-", "+10.0%",
+        "l40s", "4", "5.0%", "8.0%", "10.0%", "5.0%", "100.0%", "+0.0%", "+0.0%", "+10.0%", "-", "+10.0%",
     ]  # fmt: skip
-    assert [row[1] for row in cells] == ["b200_sxm", "4", "-", "8.0%", "-", "-", "100.0%", "-"] + ["-"] * 5
-
-
-def test_error_bars_are_those_of_the_nearest_board_with_the_same_sort_of_instructions() -> None:
-    found = [
-        comparison("a100_sxm", [1.0, 1.0, 1.0, 1.0]),
-        comparison("h100_sxm", [1.0, 1.0, 1.0, 1.0], left=[0.5, 0.5, 0.5, 0.5]),
-        comparison("l40s", [1.25, 1.25, 1.25, 1.25]),
-    ]
-    names = ("a100-pcie-40gb", "h200", "rtx-3090", "rtx-pro-6000", "t4", "l40s")
-    bars = ranges(found, [load_device(name) for name in names])
-    assert [(bar.device, bar.like, bar.left_out) for bar in bars] == [
-        ("a100-pcie-40gb", "a100_sxm", False), ("h200", "h100_sxm", True), ("rtx-3090", "l40s", False),
-        ("rtx-pro-6000", "l40s", False),
-    ]  # fmt: skip
-    assert [bar.low for bar in bars] == [bar.high for bar in bars] == pytest.approx([1, 2, 0.8, 0.8])
-
-
-def test_links_are_told_by_no_board_of_another_generation() -> None:
-    found = [comparison("a100_sxm", [1.0, 1.0, 1.0, 1.0], kind=COLLECTIVES)]
-    bars = ranges(found, [load_device(name) for name in ("a100-sxm-40gb", "rtx-3090")])
-    assert [bar.device for bar in bars] == ["a100-sxm-40gb"]
-
-
-def test_error_bars_are_a_row_per_board_starred_where_constants_have_seen_its_like() -> None:
-    found = [
-        comparison("h100_sxm", [0.5, 0.5, 0.5, 0.5]),
-        comparison("h100_sxm", None, left=[1.0, 1.0, 1.0, 1.25], kind=DECODE),
-        comparison("h100_sxm", None, kind=PREFILL),
-    ]
-    view = range_table(ranges(found, [load_device("h200")]))
-    assert [column.header for column in view.columns] == ["board", "as on", GEMM.title, DECODE.title]
-    assert [next(iter(column.cells)) for column in view.columns] == [
-        "h200", "h100_sxm", "2.00 to 2.00*", "0.86 to 1.00",
-    ]  # fmt: skip
+    assert [row[1] for row in cells] == ["b200_sxm", "4", "-", "8.0%", "-", "-", "100.0%"] + ["-"] * 5
 
 
 @pytest.mark.slow
@@ -192,70 +151,14 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         Comparison(
             kind=GEMM,
             board=board,
-            example=SMALL,
             measured=lengths,
             predicted=1.1 * lengths,
             roofline=lengths,
-            left_out=None,
         )
         for board in BOARDS
     ]
     tensor_core.chart(found, tmp_path / "kind.png")
-    tensor_core.range_chart(ranges(found), tmp_path / "bars.png")
     assert min(path.stat().st_size for path in tmp_path.iterdir()) > 10_000
-
-
-# Constants chosen without a board
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    share: float = 0.5
-
-
-@dataclass(frozen=True)
-class Constants:
-    overlap: float = 3.0
-    of: dict[str, Generation] = field(default_factory=lambda: {"fa2": Generation()})
-
-
-CONSTANTS = Constants()
-
-
-def test_constants_are_replaced_in_place_for_a_while_even_after_an_error() -> None:
-    constants = Constants()
-    with pytest.raises(ZeroDivisionError), replaced(constants, {"overlap": 4.0, "of.fa2.share": 0.25}):
-        assert (constants.overlap, constants.of["fa2"].share) == (4.0, 0.25)
-        _ = 1 / 0
-    assert constants == Constants()
-    with pytest.raises(AttributeError), replaced(constants, {"overlap": 4.0, "lap": 1.0}):
-        pass
-    assert constants == Constants()
-
-
-def test_a_file_says_what_was_chosen_without_a_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "without.toml"
-    path.write_text(f'[gemm]\nconstants = "{__name__}:CONSTANTS"\n[gemm.without.l40s]\noverlap = 7.0\n')
-    monkeypatch.setattr(left_out, "import_module", lambda name: __import__("sys").modules[name])
-    chosen = fitted_without("l40s", "gemm", path)
-    assert chosen is not None
-    with chosen:
-        assert CONSTANTS.overlap == 7.0
-    assert CONSTANTS.overlap == 3.0
-    assert fitted_without("b200_sxm", "gemm", path) is None
-    assert fitted_without("l40s", "decode", path) is None
-
-
-def test_what_the_shipped_file_names_can_be_replaced() -> None:
-    replaced = 0
-    for kind in KINDS:
-        for board in BOARDS:
-            chosen = fitted_without(board, kind.name)
-            if chosen is not None:
-                # Names that the model does not have are refused here.
-                with chosen:
-                    replaced += 1
-    assert replaced >= len(KINDS)
 
 
 # Against the data

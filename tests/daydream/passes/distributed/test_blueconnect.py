@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
+from daydream.passes import registered
 from daydream.passes.basis.communication import all_reduce_us, stage_bytes
 from daydream.passes.distributed.blueconnect import blueconnect
-from daydream.passes.distributed.ddp import ddp
 from hal.node_catalog import load_node
 from hal.support.errors import InputError
 from roller.library.collectives import collective_seconds
 from tests.daydream.graphs import CHANNEL, STREAM2, graph, launched, pairs, task
+
+ddp = registered()["ddp"]
 
 LEVELS = {"factors": "4x2", "bandwidths": "100x10", "latencies_us": "1", "interference": 0.0}
 

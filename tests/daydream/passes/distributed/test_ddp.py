@@ -15,7 +15,7 @@ from daydream.graph.simulate import simulate
 from daydream.passes import registered
 from daydream.passes.basis.communication import all_reduce_us, all_reduces
 from daydream.passes.basis.gradients import ParameterGradient
-from daydream.passes.distributed.ddp import buckets, ddp
+from daydream.passes.distributed.ddp import buckets
 from daydream.tasks.build import read_graph
 from hal.node_catalog import load_node
 from hal.support.errors import InputError
@@ -23,6 +23,8 @@ from roller.library.collectives import collective_seconds
 from tests.daydream.graphs import STREAM2, graph, launched, pairs
 from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
+
+ddp = registered()["ddp"]
 
 #: GB/s at which 1 MiB takes 30 µs.
 MIB_IN_30_US = 2**20 / 30 / 1e3

@@ -8,14 +8,17 @@ import pytest
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
+from daydream.passes import registered
 from daydream.passes.basis.communication import all_reduces
-from daydream.passes.distributed.ddp import ddp
-from daydream.passes.distributed.dgc import dgc, elementwise_rate
+from daydream.passes.distributed.dgc import elementwise_rate
 from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, STREAM, STREAM2, graph, launched, pairs, task
 from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
+
+ddp = registered()["ddp"]
+dgc = registered()["dgc"]
 
 # 1 MB through memory 8 and 2 times at 100 GB/s: 80 and 20 µs.
 USUAL = {"elementwise_gb_s": 100.0, "launch_us": 1.0}

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
-from daydream.passes.distributed.p3 import p3
+from daydream.passes import registered
 from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, MAIN, graph, launched, pairs, task
+
+p3 = registered()["p3"]
 
 MIB_IN_30_US = 2**20 / 30 / 1e3
 

@@ -6,12 +6,13 @@ import pytest
 
 from daydream.graph.graph import Dependency, Phase, TaskKind
 from daydream.passes import registered
-from daydream.passes.kernels.amp import amp
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, launched, pairs, task
 from tests.daydream.recorded import operator, recorded, recorded_trace
+
+amp = registered()["amp"]
 
 V100 = load_device("v100")
 SQUARE = {"op": "matmul", "m": 2048, "n": 2048, "k": 2048}

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.daydream.cpu_models import SmallResNet
 from daydream.graph.graph import TaskGraph
 from daydream.memory.beside import with_memory
 from daydream.record.record import record
@@ -20,6 +19,51 @@ from daydream.tasks.build import read_graph
 MICRO_BATCHES = 4
 
 WARM_STEPS = 2
+
+
+class Block(nn.Module):
+    """A basic block of ResNet: two 3x3 convolutions and the way around them."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(filters, filters, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != filters:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
+            )
+
+    def forward(self, x: Any) -> Any:
+        around = x if self.downsample is None else self.downsample(x)
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += around
+        return self.relu(y)
+
+
+class SmallResNet(nn.Module):
+    """Stages of two basic blocks behind a 3x3 stem; the mean over the image, a linear classifier."""
+
+    def __init__(self, widths: tuple[int, ...] = (64, 96, 128), classes: int = 100) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        channels, blocks = widths[0], []
+        for stage, filters in enumerate(widths):
+            blocks += [Block(channels, filters, 1 if stage == 0 else 2), Block(filters, filters, 1)]
+            channels = filters
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Any) -> Any:
+        x = self.blocks(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(torch.flatten(self.pool(x), 1))
 
 
 class Mixed(nn.Module):

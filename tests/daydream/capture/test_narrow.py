@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from daydream.capture.captured import Capture, CapturedModule, CapturedOperator
+from daydream.capture.narrow import narrow_places
 from daydream.graph.graph import Phase
 from daydream.operators.inputs import Inputs, RecordedTensor
-from daydream.prediction.narrow import narrow_places
 from daydream.prediction.step import predicted
 from hal.catalog import load_device
 

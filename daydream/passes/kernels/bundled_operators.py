@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from codegen.bundle.manifest import read_manifest
+from codegen.bundle.operators import operator_of
 from codegen.bundle.reader import choose_kernel, read_bundle
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr, statement_text
@@ -28,14 +29,12 @@ class BundledOperator:
         name: of the operator.
         seconds: how long its best kernel takes.
         profiled: whether that was measured.
-        input_count: tensors that it reads.
     """
 
     folder: Path
     name: str
     seconds: float
     profiled: bool
-    input_count: int
 
 
 def identity(expr: TensorExpr) -> Identity:
@@ -69,9 +68,7 @@ def _read(folder: Path) -> tuple[Identity, BundledOperator]:
         manifest = read_manifest(folder)
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(os.fspath(folder), f"is no bundle: {error}", "compile the operator again") from None
-    tensors = tuple((argument.name, argument.dtype, tuple(argument.shape)) for argument in manifest.arguments)
-    key = (tuple(manifest.statements), tuple(sorted(manifest.axes.items())), tensors, manifest.accumulate)
     kernel = choose_kernel(read_bundle(folder), None)
     measured = kernel.profiled_seconds
     seconds = kernel.seconds if measured is None else measured
-    return key, BundledOperator(folder, manifest.name, seconds, measured is not None, len(tensors) - 1)
+    return identity(operator_of(manifest)), BundledOperator(folder, manifest.name, seconds, measured is not None)

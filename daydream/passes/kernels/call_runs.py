@@ -18,7 +18,7 @@ from daydream.graph.graph import TaskGraph
 from daydream.operators.convolutions import Convolutions
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor
 from daydream.operators.rules import describe
-from daydream.swap.calls import OperatorCall
+from daydream.passes.kernels.operator_calls import OperatorCall
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operators_from_json
@@ -38,12 +38,10 @@ class CallRun:
     Attributes:
         calls: in the order in which they ran.
         data: the operator as in op.json.
-        normed: whether weights and bias of the operator hold a batch norm of running statistics.
     """
 
     calls: tuple[OperatorCall, ...]
     data: dict[str, Any]
-    normed: bool = False
 
     @property
     def expression(self) -> TensorExpr:
@@ -108,7 +106,7 @@ class CallRuns:
                 return
             stage = follower.stage
             data = {**run.data, "epilogue": follower.epilogue}
-            run = CallRun((*run.calls, call), data, follower.normed or run.normed)
+            run = CallRun((*run.calls, call), data)
             yield run
 
 
@@ -117,7 +115,6 @@ class _Follower(NamedTuple):
 
     stage: int
     epilogue: list[Any]
-    normed: bool = False
 
 
 def _follower(call: OperatorCall, inputs: Inputs, run: CallRun, output: Dims) -> _Follower | None:
@@ -128,7 +125,7 @@ def _follower(call: OperatorCall, inputs: Inputs, run: CallRun, output: Dims) ->
         return None
     channels = _CHANNELS.get(run.data["op"])
     if call.name in _NORMS and channels is not None and inputs.value(5) is False:
-        return _Follower(1, epilogue or [{"function": "bias_add", "axis": channels}], normed=True)
+        return _Follower(1, epilogue or [{"function": "bias_add", "axis": channels}])
     if call.name in _ADDS and second is not None and second.dims == first.dims and inputs.value(2) in (1, None):
         return _Follower(2, [*epilogue, {"function": "residual_add"}])
     if call.name in _ACTIVATIONS and _exact(call.name, inputs):

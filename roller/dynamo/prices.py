@@ -1,0 +1,162 @@
+"""Time of a graph with the backend before anything is compiled: kernels of ours by RATIONAL, the rest by its traffic.
+
+What stays with PyTorch runs as Inductor's loops: functions that follow each other, with no kernel between, are one pass
+over what they read from others and leave to others, at the bandwidth of the smallest memory that holds it. Products
+that stay are the library's, and so is attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hal.spec.device import DeviceSpec
+from roller.dynamo.pointwise import RESHAPES
+from roller.dynamo.regions import Region
+
+_aten = torch.ops.aten
+
+#: Time of a call of one kernel or loop by Inductor's code: Python, its arguments, and threads that start and end.
+#: Measured on a Xeon with AVX-512 as the slope over chains of 1 to 61 linear functions of 32 features.
+CALL_SECONDS = 5e-6
+
+#: Time of a call of a compiled graph: Dynamo's guards, and what lies around its code. 0.5, 0.5 and 1.1 ms in
+#: MobileNetV3-large, a Llama of four layers and ViT-small on that Xeon.
+GRAPH_SECONDS = 6e-4
+
+#: Share of a processor's peak that PyTorch's attention on processors reaches: BERT-base's heads at 128 tokens.
+ATTENTION_SHARE = 0.3
+
+#: Nodes that give a tensor another shape or order and cost nothing.
+VIEWS = RESHAPES | {
+    _aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.expand.default, _aten.slice.Tensor,
+    _aten.select.int, _aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int, _aten.detach.default,
+    _aten.as_strided.default,
+}  # fmt: skip
+
+_ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention")
+
+
+@dataclass(frozen=True)
+class GraphPrice:
+    """Predicted time of one call of a graph, in seconds.
+
+    Attributes:
+        kernels: in kernels of ours.
+        library: in products, convolutions and attention that stay with PyTorch.
+        loops: in all else.
+        calls: of what calls those.
+    """
+
+    kernels: float
+    library: float
+    loops: float
+    calls: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.kernels + self.library + self.loops + self.calls
+
+    def __add__(self, other: GraphPrice) -> GraphPrice:
+        return GraphPrice(
+            self.kernels + other.kernels, self.library + other.library, self.loops + other.loops,
+            self.calls + other.calls,
+        )  # fmt: skip
+
+
+def graph_price(
+    graph: Any, taken: Mapping[Region, float], stays: Mapping[Region, float], device: DeviceSpec
+) -> GraphPrice:
+    """Time of a graph on a processor.
+
+    Args:
+        graph: before kernels are put in.
+        taken: seconds of the regions that kernels of ours take.
+        stays: seconds of those that the library's take.
+        device: the processor.
+    """
+    inside = {node for region in (*taken, *stays) for node in region.nodes}
+    attentions = [node for node in graph.nodes if _is_attention(node)]
+    others = [node for node in graph.nodes if node.op == "call_function" and node not in inside]
+    loops = _loops([node for node in others if node not in set(attentions)], inside | set(attentions))
+    return GraphPrice(
+        kernels=sum(taken.values()),
+        library=sum(stays.values()) + sum(_attention_seconds(node, device) for node in attentions),
+        loops=sum(_traffic_seconds(loop, device) for loop in loops),
+        calls=GRAPH_SECONDS + CALL_SECONDS * (len(taken) + len(stays) + len(attentions) + len(loops)),
+    )
+
+
+def _is_attention(node: Any) -> bool:
+    return node.op == "call_function" and any(word in str(node.target) for word in _ATTENTION)
+
+
+def _attention_seconds(node: Any, device: DeviceSpec) -> float:
+    (*heads, queries, width), keys = node.args[0].meta["val"].shape, node.args[1].meta["val"].shape[-2]
+    multiply_adds = math.prod(map(int, heads)) * int(queries) * int(keys) * 2 * int(width)
+    return 2 * multiply_adds / (ATTENTION_SHARE * device.peak_flops("float32"))
+
+
+def _loops(nodes: Sequence[Any], calls: set[Any]) -> list[list[Any]]:
+    """Nodes that Inductor makes one loop of: connected, and with as many calls before them on their longest way."""
+    depth: dict[Any, int] = {}
+    root: dict[Any, Any] = {}
+
+    def first(node: Any) -> Any:
+        while root[node] is not node:
+            node = root[node]
+        return node
+
+    members = set(nodes)
+    for node in nodes[0].graph.nodes if nodes else ():
+        before = [depth.get(other, 0) + (other in calls) for other in node.all_input_nodes]
+        depth[node] = max(before, default=0)
+        if node not in members:
+            continue
+        root[node] = node
+        for other in node.all_input_nodes:
+            if other in root and depth[other] == depth[node]:
+                root[first(node)] = first(other)
+    loops: dict[Any, list[Any]] = {}
+    for node in root:
+        loops.setdefault(first(node), []).append(node)
+    return [loop for loop in loops.values() if any(node.target not in VIEWS for node in loop)]
+
+
+def _traffic_seconds(loop: Sequence[Any], device: DeviceSpec) -> float:
+    """Time of one pass over what a loop reads from elsewhere and what others read of it."""
+    members = set(loop)
+    read = {
+        other for node in loop for other in node.all_input_nodes if other not in members and not _is_table(other, node)
+    }
+    written = [node for node in loop if any(user not in members for user in node.users) or not node.users]
+    total = sum(map(_bytes, read)) + sum(map(_bytes, written))
+    return total / bandwidth_for(total, device)
+
+
+def bandwidth_for(bytes_: int, device: DeviceSpec) -> float:
+    """Bytes per second of the smallest memory that holds so many: what was written just before lies in the caches of
+    each core, or of all."""
+    layers = [layer for layer in device.layers if layer.name != "registers"]
+    copies = {"unit": device.unit_count, "device": 1}
+    holding = (layer for layer in layers if layer.capacity_bytes * copies.get(layer.shared_by, 0) >= bytes_)
+    return next(holding, device.dram).bandwidth_bytes_per_second
+
+
+def _is_table(read: Any, node: Any) -> bool:
+    """True for a tensor of which a node reads rows alone, as many as it writes."""
+    return node.target in (_aten.embedding.default, _aten.index.Tensor, _aten.index_select.default) and (
+        read is node.args[0]
+    )
+
+
+def _bytes(node: Any) -> int:
+    value = node.meta.get("val")
+    values: Iterable[Any] = value if isinstance(value, tuple | list) else (value,)
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
+    return sum(int(each.numel()) * each.element_size() for each in tensors)
