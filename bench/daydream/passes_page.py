@@ -66,6 +66,8 @@ COMMENTS: dict[str, str] = {
     " for the CPU, which now launches casts, too, and waits for the scaler. That is the thesis's own "
     "finding for BERT (figure 4.6), and why its predictions were below 2x throughout. On ns_resolution "
     "the step falls until its launches become the limit.",
+    "backend": "Such prices stand layer by layer in [repricing.md](repricing.md): `implementation=best` next to"
+    " `library`. Networks that ran with the backend are in [torch-compile.md](torch-compile.md).",
     "bandwidth": "Only trace_diff communicates: its exchanges at twice the rate take 5 % off the step, as far as"
     " nothing else holds it up.",
     "blueconnect": "After `ddp` with 32 workers at 1.25 GB/s, where a flat ring is the limit, 8 workers a machine"
@@ -131,6 +133,8 @@ CHECKED: dict[str, str] = {
     " recordings: times within 4.7 %, peaks within 2.5 %. Without a measurement:"
     " to the byte at the peak what ResNet-50, a vision transformer and a mixer hold when captured with checkpoints.",
     "replace-kernel": "Its prices, yes: see [repricing.md](repricing.md). Whole steps with other kernels, no.",
+    "replace-operator": "Yes, on a CPU: steps of two networks within 6 %"
+    " ([kernels on a CPU](daydream.md#kernels-of-ours-on-a-cpu)).",
     "restructure-batchnorm": "Not here. The thesis predicted 12.7 % and measured 7 % (4.6.4).",
     "unprofiled": "Its result is what was timed, by definition.",
 }

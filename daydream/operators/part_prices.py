@@ -148,6 +148,7 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
     Raises:
         InputError: the board runs no such library.
     """
+    from roller.library.cache import flushed_cache
     from roller.library.calls import price
 
     prices: list[PartPrice | None] = [None] * len(keys)
@@ -171,9 +172,16 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
         else:
             called.append(calls)
             places.append(place)
-    each = iter(price([call for calls in called for call in calls], device))
-    for place, calls in zip(places, called, strict=True):
-        kernels = tuple(_kernel(keys[place], call, next(each)) for call in calls)
+    cold = [(moved := keys[place].moved) is not None and moved.is_cold for place in places]
+    each = iter(
+        price([call for calls, is_cold in zip(called, cold, strict=True) if not is_cold for call in calls], device)
+    )
+    with flushed_cache():
+        new = iter(
+            price([call for calls, is_cold in zip(called, cold, strict=True) if is_cold for call in calls], device)
+        )
+    for place, calls, is_cold in zip(places, called, cold, strict=True):
+        kernels = tuple(_kernel(keys[place], call, next(new if is_cold else each)) for call in calls)
         launches = moved.launches if (moved := keys[place].moved) is not None else 1
         prices[place] = PartPrice(kernels * launches, _stem(keys[place]))
     for place, kernel in _gradient_prices(keys, gradients, device):

@@ -77,6 +77,7 @@ def update(call: Call) -> Work | str:
         outputs=float(sum(tensor.elements for tensor in written) or sum(sizes)),
         instructions=_FUSED_INSTRUCTIONS if stem in _FUSED else _LIST_INSTRUCTIONS,
         launches=launches_of(sizes, len(lists)),
+        is_cold=True,
     )
     dtype = DTYPES.get(lists[0][0].dtype, "float32")
     part = WorkPart({}, moved=moved)

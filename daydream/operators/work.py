@@ -39,6 +39,7 @@ class Moved:
         trips: round trips to memory that follow one another in each of ``blocks`` blocks of 512 threads.
         walk: rows, columns and further columns of a kernel of ``roller.library.streaming.row_kernels``, of elements of
             ``dtype``; empty for others.
+        is_cold: whether no launch finds in L2 what the one before moved: each takes other tensors.
     """
 
     kernel: str
@@ -56,6 +57,7 @@ class Moved:
     blocks: float = 0.0
     trips: float = 0.0
     walk: tuple[float, ...] = ()
+    is_cold: bool = False
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
     if tokens and "position_ids" in signature(model.forward).parameters:
         # Models of transformers count positions in what they are given: with a part of the sequence that is too few.
         kwargs = {**kwargs, "position_ids": torch.zeros(1, tokens, dtype=torch.long, device=given[0].device)}
-    kernels, shapes = board_kernels("efficient"), ShapeFunctions()
+    kernels, shapes = board_kernels("efficient"), ShapeFunctions()  # type: ignore[no-untyped-call]
     with failures_as_errors(subject.title, subject.source), kernels, shapes, positions_without_data():
         assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
     return replace(subject, kwargs=kwargs, assumed=(*subject.assumed, *assumed))

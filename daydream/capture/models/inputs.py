@@ -70,7 +70,9 @@ def inputs_of_model(
     if "input_ids" in inputs:
         assumed.append("texts have no padding: no attention mask")
     if config.is_encoder_decoder and "decoder_input_ids" in parameters:
-        inputs["decoder_input_ids"] = _tokens(batch, tokens)
+        # Decoders of several streams of tokens at once have a column for each, and a row of labels.
+        streams = getattr(getattr(config, "decoder_config", None), "num_channels", 1)
+        inputs["decoder_input_ids"] = _tokens(batch, tokens, streams) if streams > 1 else _tokens(batch, tokens)
         assumed.append(f"the decoder gets {tokens} tokens")
     window = config.__dict__.get("sliding_window")
     if isinstance(window, int) and window < tokens:
@@ -256,7 +258,8 @@ def _labels(
     classified = ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
     if kind.endswith(classified) and not is_asked:
         return {"labels": _tokens(batch)}
-    labels = {"labels": _tokens(batch, tokens)}
+    streams = inputs["decoder_input_ids"].numel() // tokens if "decoder_input_ids" in inputs else batch
+    labels = {"labels": _tokens(streams, tokens)}
     if "next_sentence_label" in parameters:
         labels["next_sentence_label"] = _tokens(batch)
     return labels

@@ -71,10 +71,12 @@ def apply_adapters(model: nn.Module, adapters: Adapters) -> str:
     paths = _chosen(model, adapters.modules)
     model.requires_grad_(False)
     for path in paths:
-        _adapt(model.get_submodule(path), adapters.rank)
+        layer = model.get_submodule(path)
+        assert isinstance(layer, nn.Linear)
+        _adapt(layer, adapters.rank)
     names = sorted({path.rpartition(".")[2] for path in paths})
     return (
-        f"adapters of rank {adapters.rank} beside {', '.join(names)} are trained, without dropout and in the step's "
+        f"adapters of rank {adapters.rank} at {', '.join(names)} are trained, without dropout and in the step's "
         "type; all other parameters are frozen"
     )
 
@@ -99,14 +101,14 @@ def _fits(path: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path.rpartition(".")[2], pattern)
 
 
-def _adapt(layer: Any, rank: int) -> None:
+def _adapt(layer: nn.Linear, rank: int) -> None:
     weight = layer.weight
     like: dict[str, Any] = {"bias": False, "device": weight.device, "dtype": weight.dtype}
     rows, columns = weight.shape
     layer.lora_A = nn.Linear(columns, rank, **like)
     layer.lora_B = nn.Linear(rank, rows, **like)
     # Hooks of the layer, tensor ranks' exchange among them, see the sum.
-    layer.forward = _adapted(layer, layer.forward)
+    layer.forward = _adapted(layer, layer.forward)  # type: ignore[method-assign, assignment]
 
 
 def _adapted(layer: Any, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -21,7 +21,7 @@ from roller.library.experts.families import FAMILIES, ExpertsConstants
 from roller.library.experts.loads import TILE_ROWS
 from roller.library.experts.untuned import Tile, untuned_tiles
 from roller.library.scaled.products import MICROSCALING_CAPABILITY, generation_of
-from roller.library.scaled.tiled import GAP_SECONDS, MatrixRate, Tiling, kept_share, tiled_seconds
+from roller.library.scaled.tiled import GAP_SECONDS, RESULT_BYTES, MatrixRate, Tiling, kept_share, tiled_seconds
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,18 @@ class _Layer:
             in_stripes=self.constants.by_warps,
         )  # fmt: skip
         seconds = tiled_seconds(tiling, self.device, rate, self.constants.products).seconds
-        empty = calls.empty_tiles[place] * columns / self.device.unit_count * (tile_m * tile_n / 64**2)
-        return np.asarray(seconds + empty * self.constants.empty_tile_seconds)
+        return np.asarray(seconds + self._empty_seconds(place, tile, n))
+
+    def _empty_seconds(self, place: int, tile: Tile, n: Floats) -> Floats:
+        """Tiles of experts of other boards: visited, and by kernels with a map of experts filled with zeros."""
+        calls, device = self.calls, self.device
+        tiles = calls.empty_tiles[place] * np.ceil(n / tile[1]) / device.unit_count * (tile[0] * tile[1] / 64**2)
+        visited = tiles * self.constants.empty_tile_seconds
+        if not self.constants.is_mapped:
+            return np.asarray(visited)
+        zeros = (calls.all_pairs - calls.pairs) * n * RESULT_BYTES
+        missed = zeros * (1 - kept_share(zeros, device))
+        return np.maximum(visited, missed / device.dram.bandwidth_bytes_per_second)
 
     @property
     def _rate(self) -> MatrixRate:

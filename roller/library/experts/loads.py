@@ -75,9 +75,13 @@ def loads(tokens: int, experts: int, top_k: int, distribution: str, boards: int)
 
 
 def _uniform(tokens: int, experts: int, top_k: int) -> Ints:
-    """Token i takes the experts i, i + s, i + 2 s ... for s = experts / top_k, around."""
+    """Token i takes the experts i, i + s, i + 2 s ... for s = experts / top_k, around; fewer than s, evenly apart."""
     stride = -(-experts // top_k)
-    return np.asarray(tokens // stride + (np.arange(experts) % stride < tokens % stride))
+    firsts = np.arange(tokens)
+    if tokens < stride:
+        firsts = firsts * stride // tokens
+    counts = np.bincount(firsts % stride, minlength=stride)
+    return np.asarray(counts[np.arange(experts) % stride])
 
 
 def _power_law(tokens: int, experts: int, top_k: int, alpha: float, generator: np.random.Generator) -> Ints:

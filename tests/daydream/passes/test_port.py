@@ -159,9 +159,9 @@ def test_collectives_take_the_ratio_of_modelled_times():
 
 
 def test_collectives_without_node_or_size_stay():
-    outcome = port(collective(**MESSAGE), device="v100")
+    outcome = port(collective(**MESSAGE), device="p4")
     assert on_gpu(outcome) == [1000]
-    assert any(note.startswith("1 collectives stay: v100-sxm2-16gb has no usual node") for note in outcome.notes)
+    assert any(note.startswith("1 collectives stay: p4 has no usual node") for note in outcome.notes)
     outcome = port(collective(), device="h100-sxm")
     assert on_gpu(outcome) == [1000]
     assert "1 collectives stay: kind, size or ranks not recorded" in outcome.notes

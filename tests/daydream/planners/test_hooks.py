@@ -132,7 +132,7 @@ def test_a_group_that_nobody_knows_is_left_to_pytorch() -> None:
         assert node_runtime("h100")(reduction) is None
         assert node_runtime("h100", ranks=8)(reduction) == pytest.approx(seconds("all_reduce", 1024 * 64 * 4) * 1e3)
         assert node_runtime("h100", ranks=12)(reduction) is None  # no whole nodes of eight
-        assert node_runtime("v100")(node_of(graph, "all_gather")) is None  # no node comes with this board
+        assert node_runtime("p4")(node_of(graph, "all_gather")) is None  # no node comes with this board
     finally:
         torch.distributed.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
 

@@ -89,5 +89,5 @@ def test_a_profile_that_cannot_be_is_refused_and_not_begun(graph: Any, tmp_path:
     with pytest.raises(InputError, match="12 ranks do not fit"):
         write_profile(tmp_path / "profile.json", graph, "h100", groups=[range(12)])
     with pytest.raises(InputError, match="do not fit a node"):
-        write_profile(tmp_path / "profile.json", graph, "v100", groups=[range(2)])
+        write_profile(tmp_path / "profile.json", graph, "p4", groups=[range(2)])
     assert list(tmp_path.iterdir()) == []

@@ -130,6 +130,7 @@ class TestOnThisProcessor:
 
     def test_the_library_keeps_what_it_does_faster(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("roller.dynamo.kernels.KernelShelf._compile", None)
+        monkeypatch.setitem(rewriting.PACKED_SHARES, "matmul", 2.0)
         model, rows = torch.nn.Linear(512, 512).eval(), torch.randn(256, 512)
         decisions: list[Any] = []
         chosen = roller.backend(**options(tmp_path, competes=True))
@@ -204,17 +205,51 @@ class TestOnThisProcessor:
         assert str(explanation).splitlines()[-1].startswith("2 of 2 sums of products in 1 graphs, ")
 
 
+class Feedforward(torch.nn.Module):
+    """A normalised feed-forward layer with a gate and a residual, as transformers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm = torch.nn.LayerNorm(24)
+        self.up, self.gate, self.down = torch.nn.Linear(24, 40), torch.nn.Linear(24, 40), torch.nn.Linear(40, 24)
+
+    def forward(self, tokens: Any) -> Any:
+        rows = self.norm(tokens)
+        return tokens + self.down(torch.nn.functional.silu(self.gate(rows)) * self.up(rows))
+
+
+class Separable(torch.nn.Module):
+    """A depthwise and a point-wise convolution, and a product of every two rows of their result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.deep = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8)
+        self.point = torch.nn.Conv2d(8, 16, 1)
+
+    def forward(self, images: Any) -> Any:
+        rows = torch.nn.functional.hardswish(self.point(torch.relu(self.deep(images)))).flatten(2)
+        return (rows @ rows.transpose(1, 2)) * 0.25
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("device_compiler", "emulator")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_kernels_of_a_gpu_run_emulated(tmp_path: Path, dtype: Any) -> None:
-    model, images = Small().eval().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+@pytest.mark.parametrize(
+    ("network", "shape", "products"),
+    [(Small, (2, 3, 8, 8), 3), (Feedforward, (2, 6, 24), 3), (Separable, (2, 8, 8, 8), 3)],
+)
+def test_kernels_of_a_gpu_run_emulated(
+    tmp_path: Path, network: Any, shape: tuple[int, ...], products: int, dtype: Any
+) -> None:
+    model, inputs = network().eval().to(dtype), torch.randn(shape, dtype=dtype)
     chosen = roller.backend(device="v100", cache=tmp_path, jobs=1, fallback="eager", competes=False, emulate=True)
     decisions: list[Any] = []
     chosen.listeners.append(decisions.extend)
     with torch.no_grad():
-        assert difference(torch.compile(model, backend=chosen)(images), model(images)) < 1e-2
-    assert [decision.reason for decision in decisions] == ["", "", ""]
+        assert difference(torch.compile(model, backend=chosen)(inputs), model(inputs)) < 1e-2
+    assert [decision.reason for decision in decisions] == [""] * products
 
 
 def test_the_backend_is_registered_by_its_name() -> None:

@@ -42,3 +42,8 @@ def test_given_sizes_are_summed_up() -> None:
     routed = loads_of((100, 2000, 0, 4))
     assert (routed.pairs, routed.active) == (2104, 3)
     assert routed.tiles[TILE_ROWS.index(128)] == 1 + 16 + 0 + 1
+
+
+def test_few_tokens_are_spread_over_the_boards() -> None:
+    # 48 experts apart, six on a board of 64: of 8 tokens one, of 16 two, of 48 all find an expert there.
+    assert [loads(tokens, 384, 8, "uniform", 64).active for tokens in (8, 16, 48)] == [1, 2, 6]

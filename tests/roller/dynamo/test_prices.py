@@ -1,0 +1,59 @@
+"""Time of a model with the backend on a processor, before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hal.support.errors import InputError
+
+torch = pytest.importorskip("torch")
+
+import roller  # noqa: E402  (behind the skip without PyTorch)
+from roller.dynamo.prices import CALL_SECONDS, GRAPH_SECONDS  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    """A norm, attention and a residual."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm, self.inner, self.outer = (
+            torch.nn.LayerNorm(width),
+            torch.nn.Linear(width, 3 * width),
+            torch.nn.Linear(width, width),
+        )
+
+    def forward(self, tokens: Any) -> Any:
+        query, key, value = self.inner(self.norm(tokens)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        heads = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.outer(heads.transpose(1, 2).flatten(2)) + tokens
+
+
+def predicted(tmp_path: Path, tokens: int, **options: Any) -> Any:
+    inputs = torch.randn(2, tokens, 64)
+    return roller.predict_model(Block().eval(), inputs, device="epyc-7763", cache=tmp_path, **options)
+
+
+def test_a_step_is_its_kernels_the_library_loops_and_calls(tmp_path: Path) -> None:
+    step = predicted(tmp_path, 48, competes=False)
+    assert [decision.is_taken for decision in step.decisions] == [True, True]
+    price = step.price
+    assert price.kernels == pytest.approx(sum(decision.seconds for decision in step.decisions))
+    assert price.library > 0 and price.loops > 0
+    # Two kernels, attention, the norm's loop and a copy of the heads.
+    assert price.calls == pytest.approx(GRAPH_SECONDS + 5 * CALL_SECONDS)
+    assert price.seconds == pytest.approx(price.kernels + price.library + price.loops + price.calls)
+    assert not list(tmp_path.glob("*/manifest.json"))
+
+
+def test_loops_grow_with_their_tokens(tmp_path: Path) -> None:
+    short, long = (predicted(tmp_path, tokens).price for tokens in (64, 128))
+    assert long.loops > 1.5 * short.loops
+
+
+def test_boards_are_refused() -> None:
+    with pytest.raises(InputError, match="is no processor"):
+        roller.predict_model(Block(), torch.ones(1, 1, 64), device="v100")
