@@ -32,6 +32,8 @@ def new_constant(module: Any, like: Any, tensor: Any) -> Any:
     while hasattr(module, f"roller_constant_{number}"):
         number += 1
     name = f"roller_constant_{number}"
+    # Inductor's cache of graphs keeps what a constant looks like, not its numbers, as of parameters that it freezes.
+    tensor._is_frozen_param = True
     module.register_buffer(name, tensor)
     node = module.graph.get_attr(name)
     value = like.meta["val"]

@@ -99,19 +99,17 @@ class KernelShelf:
     def fastest(self, region: Region) -> Region:
         """A region in the order of its weights that is expected to take the least time; which one it is stays on the
         shelf."""
-        candidates = {self.name_of(each.expr): each for each in (region, *region.others)}
-        if len(candidates) == 1:
+        if not region.orders:
             return region
-        choice = self.folder / ORDERS / digest(*candidates)[:_KEY_LETTERS]
-        with suppress(OSError):
-            chosen = candidates.get(choice.read_text("utf-8"))
-            if chosen is not None:
-                return chosen
-        chosen = min(candidates.values(), key=lambda each: self.seconds(each.expr) or math.inf)
+        choice = self.folder / ORDERS / self.name_of(region.expr)
+        with suppress(OSError, ValueError, IndexError):
+            return region.in_order(int(choice.read_text("utf-8")))
+        seconds = [self.seconds(each.expr) or math.inf for each in (region, *region.others)]
+        number = seconds.index(min(seconds))
         with suppress(OSError):
             choice.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(choice, self.name_of(chosen.expr))
-        return chosen
+            write_atomic(choice, str(number))
+        return region.in_order(number)
 
     def seconds(self, expr: TensorExpr) -> float:
         """Expected time of an operator's kernel, compiled or not; 0 where it has none."""

@@ -35,14 +35,23 @@ class Region:
         nodes: in the order of the graph, the anchor first; the value of the last one leaves.
         expr: what the kernel computes.
         operands: nodes in the order of its inputs.
-        others: the same with weights in other orders.
+        orders: the sum with its weights in other orders.
     """
 
     anchor: Anchor
     nodes: tuple[Any, ...]
     expr: TensorExpr
     operands: tuple[Operand, ...]
-    others: tuple[Region, ...] = ()
+    orders: tuple[Anchor, ...] = ()
+
+    def in_order(self, number: int) -> Region:
+        """The same with its weights in the order of a number: 0 is this one, others follow those of `orders`."""
+        return self if not number else _written(self.orders[number - 1], self.nodes)
+
+    @property
+    def others(self) -> tuple[Region, ...]:
+        """The same with its weights in all other orders."""
+        return tuple(self.in_order(number + 1) for number in range(len(self.orders)))
 
     @property
     def memory_format(self) -> Any:
@@ -88,11 +97,11 @@ def regions_of(graph: Any, lanes: int = 0) -> Iterator[Region | tuple[Any, str]]
 
 
 def _region(anchors: Sequence[Anchor], order: Mapping[Any, int], taken: set[Any]) -> Region:
-    """The longest region of an anchor that the language says, in all orders of its weights."""
+    """The longest region of an anchor that the language says."""
     anchor, *others = anchors
     for nodes in reversed(_prefixes(anchor.node, order, taken)):
         try:
-            return replace(_written(anchor, nodes), others=tuple(_written(other, nodes) for other in others))
+            return replace(_written(anchor, nodes), orders=tuple(others))
         except UnsupportedError:
             if len(nodes) == 1:
                 raise

@@ -1,7 +1,8 @@
 """Numbers of the libraries' kernels for scaled and grouped products: one set a family, whatever board and shape.
 
 Chosen on 1,500 rows of half of the shapes of each board (``today`` of AIConfigurator's performance database);
-docs/accuracy.md has the errors on the other half, and with a board left out.
+docs/accuracy.md has the errors on the other half, and with a board left out. Numbers that a family does not name are
+those of cuBLAS's kernels for 16 bits, which are fed the same way (:mod:`roller.library.products.matrix_gemm`).
 """
 
 from __future__ import annotations
