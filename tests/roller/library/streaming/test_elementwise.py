@@ -5,6 +5,7 @@ import pytest
 
 from hal.catalog import load_device
 from hal.support.errors import InputError
+from roller.library.cache import flushed_cache
 from roller.library.streaming.elementwise import OPERATORS, elementwise_seconds, reuse
 
 BOARDS = ["v100-pcie-16gb", "p100-pcie-16gb", "p4", "t4", "a100-pcie-40gb", "h100-sxm-80gb", "l4"]
@@ -75,3 +76,12 @@ def test_backward_moves_what_the_gradient_needs() -> None:
 def test_unknown_operator_is_named() -> None:
     with pytest.raises(InputError, match="softplus"):
         elementwise_seconds(["add", "softplus"], 10, load_device("t4"))
+
+
+def test_half_of_l2_outlasts_a_stream_from_ada_on_unless_it_is_flushed() -> None:
+    h100, a100 = load_device("h100-sxm-80gb"), load_device("a100-sxm-80gb")
+    assert h100.l2 is not None and a100.l2 is not None
+    assert reuse(h100, 4 * h100.l2.capacity_bytes) == pytest.approx(0.125)
+    assert reuse(a100, 4 * a100.l2.capacity_bytes) == 0
+    with flushed_cache():
+        assert reuse(h100, 1.0) == 0
