@@ -188,10 +188,10 @@ def _dearer_on_processor(ours: Mapping[Region, float], shelf: KernelShelf) -> di
     return {shelf.name_of(region.expr): reason for region in frozen}
 
 
-#: Share of a processor's peak that oneDNN's products and dense convolutions reach on weights that were packed before,
-#: by the kind of sum: ViT-small and ResNet-50, as Inductor runs them frozen on two cores of a Xeon with AVX-512, by
-#: their time over that of our kernels in the same turns and what is predicted for those.
-PACKED_SHARES = {"matmul": 0.75, "conv2d": 0.60}
+#: Share of a processor's peak that oneDNN's products and dense convolutions reach besides what they read and write, on
+#: weights that were packed before: ViT-small and ResNet-50, as Inductor runs them frozen on two cores of a Xeon with
+#: AVX-512, by their time over that of our kernels in the same turns and what is predicted for those.
+PACKED_SHARES = {"matmul": 0.85, "conv2d": 0.75}
 
 #: Times within so much of each other are alike as far as they are predicted: kernels of ours are taken then, since
 #: those were held against PyTorch's and leave nothing behind them to loops of their own.
@@ -203,9 +203,9 @@ GROUPED_TIMES = 2.0
 
 
 def packed_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> float:
-    """Time of a library's product or convolution on weights that never change, by the arithmetic of all cores and what
-    it reads and writes, or by the memory that weights come from; of convolutions in groups by ours. Functions behind it
-    are a loop of Inductor's."""
+    """Time of a library's product or convolution on weights that never change: the arithmetic of all cores, and what it
+    reads and writes, weights from memory; of convolutions in groups by ours. Functions behind it are a loop of
+    Inductor's."""
     anchor = region.anchor
     following = _loop_seconds(region, device)
     if anchor.kind not in PACKED_SHARES or "g" in anchor.sizes:
@@ -213,7 +213,7 @@ def packed_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> f
     arithmetic = 2 * anchor.multiply_adds / (PACKED_SHARES[anchor.kind] * device.peak_flops("float32"))
     changing = [node for node in anchor.operands.values() if not is_constant(node)]
     moved = 4 * (math.prod(region.shape) + sum(math.prod(shape_of(node)) for node in changing))
-    return max(arithmetic + moved / bandwidth_for(moved, device), _weight_seconds(region, device)) + following
+    return arithmetic + moved / bandwidth_for(moved, device) + _weight_seconds(region, device) + following
 
 
 def _loop_seconds(region: Region, device: DeviceSpec) -> float:
