@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor
 from daydream.operators.traffic import Call, moved_bytes
-from daydream.operators.work import GROUPED, Moved, Work, WorkPart
+from daydream.operators.work import EVEN, GROUPED, Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
 #: Operators whose main kernel is a matrix product.
@@ -96,10 +96,6 @@ def _column_major(tensor: RecordedTensor) -> bool:
     """True if a matrix is the transpose of how it is stored."""
     strides = tensor.strides
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
-
-
-#: What is supposed of grouped products.
-EVEN = "tokens spread evenly over experts"
 
 
 def grouped_product(call: Call) -> Work | str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from daydream.operators.products import EVEN
-from daydream.operators.work import Work, WorkPart
+from daydream.operators.work import EVEN, Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.layers import SCALED_PRECISIONS
 

@@ -14,6 +14,9 @@ PRODUCT_KINDS = ("convolution", "matrix product", "attention")
 #: Variant of batched products whose rows are those of groups (``_grouped_mm``).
 GROUPED = "grouped"
 
+#: What is supposed of grouped products.
+EVEN = "tokens spread evenly over experts"
+
 #: Kinds of models that price a kernel; ``bytes`` is the price of what has no model.
 Model = Literal["products", "attention", "convolutions", "element-wise", "row-wise", "streams", "bytes", "collectives"]
 

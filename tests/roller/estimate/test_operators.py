@@ -256,7 +256,7 @@ def test_collectives_are_priced_on_a_node(here: Path) -> None:
             [],
             "ops.jsonl.direction: a collective has no backward pass of its own; ",
         ),
-        (ALL_REDUCE, ["--device", "t4"], "ops.jsonl.node: t4 has no usual node; name one with --node, "),
+        (ALL_REDUCE, ["--device", "p4"], "ops.jsonl.node: p4 has no usual node; name one with --node, "),
         (ALL_REDUCE, ["--implementation", "best"], "ops.jsonl.op: 'all_reduce' is a collective of several boards and "),
     ],
 )
