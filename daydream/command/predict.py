@@ -180,13 +180,11 @@ def predict_command(
 
         check_plot(plot)
     batch = options.pop("batch")
-    if compiler == "roller" and options["compiles"]:
-        options["implementation"] = "faster"
-        processor = processor_named(device)
-        if processor is not None:
-            files = {"--out": out, "--html": html, "--plot": plot, "--pass": passes or None, "--price": price or None}
-            _on_processor(model, processor, batch, {**options, "largest_batch": largest_batch}, files, as_json)
-            return
+    processor = _compiled_by_roller(device, options) if compiler == "roller" else None
+    if processor is not None:
+        files = {"--out": out, "--html": html, "--plot": plot, "--pass": passes or None, "--price": price or None}
+        _on_processor(model, processor, batch, {**options, "largest_batch": largest_batch}, files, as_json)
+        return
     devices = chosen_devices(device)
     if largest_batch and batch is not None:
         raise InputError("--largest-batch", "finds the batch size", "leave --batch out")
@@ -213,6 +211,14 @@ def predict_command(
         write_chart(steps, plot)
     if single and (passes or out is not None or html is not None):
         _as_trace(steps[0], passes, out, html, rows, quiet=as_json)
+
+
+def _compiled_by_roller(device: str, options: dict[str, Any]) -> DeviceSpec | None:
+    """Lets kernels of ours compete on boards; the processor, where one is asked for."""
+    if not options["compiles"]:
+        raise InputError("--compiler", "nothing is compiled without --compile", "write --compile=roller")
+    options["implementation"] = "faster"
+    return processor_named(device)
 
 
 def processor_named(text: str) -> DeviceSpec | None:
@@ -244,8 +250,11 @@ def _on_processor(
     for option, name, value in (("--mode", "mode", "inference"), ("--dtype", "dtype", "float32")):
         if options[name] != value:
             raise InputError(option, f"processors run {value} alone with this backend", f"give {option} {value}")
-    if options["largest_batch"]:
-        raise InputError("--largest-batch", "is of boards", "give --batch for a processor")
+    usual = {"largest_batch": False, "precision": PRECISIONS[0], "lora": "", "checkpoint": "none", "host": "",
+             "channels_last": False, "assume": (), "optimizer": None}  # fmt: skip
+    for name, value in usual.items():
+        if options[name] != value:
+            raise InputError(f"--{name.replace('_', '-')}", "is of steps on boards", "leave it out for a processor")
     for size in batch_sizes(batch):
         step = processor_step(model, device, {**options, "batch": size})
         if as_json:

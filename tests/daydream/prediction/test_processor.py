@@ -50,9 +50,16 @@ def test_a_step_is_its_parts(model: str, tmp_path: Path, monkeypatch: pytest.Mon
         ((), "--mode: processors run inference alone"),
         (("--mode", "inference", "--dtype", "float16"), "--dtype: processors run float32 alone"),
         (("--mode", "inference", "--pass", "amp"), "--pass: is of steps on boards"),
+        (("--mode", "inference", "--precision", "mxfp8"), "--precision: is of steps on boards"),
     ],
 )
 def test_what_boards_alone_have_is_refused(model: str, more: tuple[str, ...], line: str) -> None:
     result = predict(model, *more)
     assert result.exit_code == 2
     assert line in result.output
+
+
+def test_a_compiler_that_compiles_nothing_is_refused(model: str) -> None:
+    result = CliRunner().invoke(main, ["predict", model, "--device", "h100", "--compiler", "roller"])
+    assert result.exit_code == 2
+    assert "--compiler: nothing is compiled without --compile" in result.output
