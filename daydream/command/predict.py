@@ -252,8 +252,8 @@ def _on_processor(
             raise InputError(option, f"processors run {value} alone with this backend", f"give {option} {value}")
     usual = {"largest_batch": False, "precision": PRECISIONS[0], "lora": "", "checkpoint": "none", "host": "",
              "channels_last": False, "assume": (), "optimizer": None}  # fmt: skip
-    for name, value in usual.items():
-        if options[name] != value:
+    for name, default in usual.items():
+        if options[name] != default:
             raise InputError(f"--{name.replace('_', '-')}", "is of steps on boards", "leave it out for a processor")
     for size in batch_sizes(batch):
         step = processor_step(model, device, {**options, "batch": size})
