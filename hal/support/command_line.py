@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -24,6 +26,9 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_w
 
 #: Whether ``--wide`` was given: tables with every column, however wide the terminal (:mod:`hal.support.tables`).
 WIDE: ContextVar[bool] = ContextVar("wide", default=False)
+
+#: Wait before a signal whose exception was lost is sent once more: the destructor or callback is over by then.
+SECONDS_UNTIL_SENT_AGAIN = 0.05
 
 # What is there when a program ends is not looked through for garbage once more.
 atexit.register(gc.freeze)
@@ -55,6 +60,24 @@ def _interrupted(program: str) -> NoReturn:
 def _terminate(signum: int, frame: object) -> None:
     """SIGTERM unwinds like Ctrl-C, so that nothing half-written and no process stays behind."""
     sys.exit(128 + signum)
+
+
+def _send_again(swallowed: sys.UnraisableHookArgs) -> None:
+    """Hook of exceptions that Python ignores: a signal's is one that must not be, so the signal is sent once more.
+
+    The handler's exception is lost where Python was in a destructor, a callback of a weak reference or of a compiled
+    library (TVM's); the program would run to its end as if there had been no signal.
+    """
+    if isinstance(swallowed.exc_value, KeyboardInterrupt):
+        number = signal.SIGINT
+    elif isinstance(swallowed.exc_value, SystemExit) and swallowed.exc_value.code == 128 + signal.SIGTERM:
+        number = signal.SIGTERM
+    else:
+        sys.__unraisablehook__(swallowed)
+        return
+    again = threading.Timer(SECONDS_UNTIL_SENT_AGAIN, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _wide_option() -> click.Option:
@@ -107,6 +130,7 @@ class Program(click.Group):
         kwargs.setdefault("prog_name", program)
         with suppress(ValueError):  # not in the main thread, where signals cannot be set
             signal.signal(signal.SIGTERM, _terminate)
+            sys.unraisablehook = _send_again
         try:
             with _errors(program):
                 return super().main(*args, **kwargs)
