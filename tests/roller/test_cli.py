@@ -251,7 +251,7 @@ def test_a_signal_ends_all_processes_and_leaves_whole_bundles(
     time.sleep(delay)
     os.killpg(process.pid, number)
     _, stderr = process.communicate(timeout=600)
-    assert process.returncode == code
+    assert process.returncode == code, stderr
     assert stderr.strip() in ("roller: interrupted", "")
     for _ in range(6000):
         if not alive_in_session(process.pid):
