@@ -24,18 +24,21 @@ def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) 
         warp = {**schedule.thread_of, roles.k: roles.depth}
         shared = {**schedule.block_of, **schedule.step_of}
         shape = tuple(shared[axis] for axis in space.axes)
-        multiplied = Reason("registers", f"{GROUP_ROWS} rows by {width} columns of sums a warp group", shape)
-        staged = Reason("shared", f"warp groups of the block: {rows // GROUP_ROWS}, buffers: {schedule.stages}", shape)
+        multiplied = Reason("registers", "one tile of sums a warp group", f"{GROUP_ROWS} rows by {width} columns")
+        groups, depth = rows // GROUP_ROWS, schedule.step_of[roles.k]
+        staged = Reason(
+            "shared", f"warp groups of the block: {groups}", f"{schedule.stages} buffers of {depth} {roles.k}"
+        )
         yield Candidate(
             schedule,
             WARP_GROUPS_POLICY,
             epsilon,
-            (multiplied, staged, _copied(schedule, shape)),
+            (multiplied, staged, _copied(schedule)),
             (tuple(warp.get(axis, 1) for axis in space.axes), shape),
         )
 
 
-def _copied(schedule: TileSchedule, shape: tuple[int, ...]) -> Reason:
+def _copied(schedule: TileSchedule) -> Reason:
     common = f", one operand's by halves to {schedule.cluster} blocks" if schedule.cluster > 1 else ""
-    again = f"; {schedule.launched} blocks, one tile after another" if schedule.launched else ""
-    return Reason("shared", f"tiles copied in bulk by a warp group of its own{common}{again}", shape)
+    blocks = f"{schedule.launched} blocks, one tile after another" if schedule.launched else "a block a tile"
+    return Reason("shared", f"tiles copied in bulk by a warp group of its own{common}", blocks)

@@ -167,7 +167,8 @@ def _story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
     meaning = _POLICY_MEANING.get(program.policy)
     if meaning is not None:
         yield from wrapped(meaning)
-    yield from wrapped(_epsilon(program))
+    if program.policy != WARP_GROUPS_POLICY:
+        yield from wrapped(_epsilon(program))
     space = TileSpace.of(form)
     uses_matrix = program.schedule.uses_matrix
     rate = (placed.rate if uses_matrix else placed.ordinary_rate).flops

@@ -60,6 +60,7 @@ def test_others_get_none(board: str, changes: dict[str, Any]) -> None:
 def test_the_page_on_a_program_says_how_it_was_found() -> None:
     text = explain(Programs.of(construct(product(), load_device("h200")), top_k=10))
     assert f"How rank 1 was constructed: {WARP_GROUPS_POLICY}" in text
+    assert "registers: one tile of sums a warp group (64 rows by " in text
     assert "swizzled against bank conflicts" in text
 
 
