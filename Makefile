@@ -122,9 +122,9 @@ bench-cpu: $(STAMP)
 suite: $(STAMP)
 	@$(VENV)/bin/roller compile bench/suites/roller119.json --device v100 --out out/roller119
 
-## harvest-bundles: kernels that bench/gpu/harvest.py takes to a GPU machine, in out/harvest-bundles
+## harvest-bundles: kernels that bench/gpu/harvest.py takes to a GPU machine, in out/harvest-bundles, and all of it in one file
 harvest-bundles: $(STAMP)
-	@$(VENV)/bin/python bench/gpu/prepare.py --device h200
+	@$(VENV)/bin/python bench/gpu/prepare.py --device h200 --one-file out/harvest-h200.pyz
 
 ## clean: all of this gone
 clean:

@@ -12,6 +12,7 @@ import click
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
 from roller.command.cache import cache_command
+from roller.command.compare import compare_command
 from roller.command.doctor import doctor_command
 from roller.command.microbench import microbench_command
 from roller.command.options import (
@@ -400,6 +401,7 @@ def schema_command(kind: str) -> None:
 
 
 main.add_command(cache_command)
+main.add_command(compare_command)
 main.add_command(doctor_command)
 main.add_command(microbench_command)
 main.add_command(profile_command)

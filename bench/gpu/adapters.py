@@ -58,22 +58,6 @@ def _without_samples(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def kind_of(bundle: Path, kernel: dict[str, Any]) -> str:
-    """Instruction of a kernel of a bundle and the way of its operands: ``wgmma_64xNx16, clusters of 2``; of a chain
-    the algorithm."""
-    policy = str(kernel.get("policy", ""))
-    if kernel.get("launches"):
-        return policy.partition(",")[0]
-    schedule: dict[str, Any] = {}
-    if (path := bundle / str(kernel.get("schedule", ""))).is_file():
-        schedule = json.loads(path.read_bytes())
-    words = [str(schedule.get("instruction", "fma"))]
-    words += ["attention"] if "keys" in schedule else []
-    cluster = schedule.get("cluster", 0)
-    words += [f"clusters of {cluster}" if cluster > 1 else "bulk copies"] if cluster else []
-    return ", ".join(words)
-
-
 def manifest_of(bundle: Path) -> dict[str, Any]:
     """The manifest of a bundle, without the types that msgspec would give it."""
     manifest: dict[str, Any] = json.loads((bundle / "manifest.json").read_bytes())

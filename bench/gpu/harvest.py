@@ -77,6 +77,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--bundles: there is no directory {options.bundles}; make it with python bench/gpu/prepare.py")
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"--out: {options.out} is not a directory; name another one")
+    # Workers run in the checkout's folder, wherever the harvest was started.
+    options.out = options.out.resolve()
+    options.bundles = options.bundles and options.bundles.resolve()
     return options
 
 

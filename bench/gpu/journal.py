@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hal.support.atomic import write_atomic
+from roller.profile.harvested import HARVEST, HARVEST_FORMAT
 
-FORMAT = 2
 SECTIONS = ("microbench", "profile", "operators", "training")
 
 #: No output may be larger than this, traces included.
@@ -136,7 +136,7 @@ class Journal:
             if item.get("error")
         ]
         results: dict[str, Any] = {
-            "format": FORMAT,
+            "format": HARVEST_FORMAT,
             "dry_run": bool(self._notes.get("dry_run", False)),
             "started": self._notes.get("started", ""),
             "environment": self._notes.get("environment", {}),
@@ -146,7 +146,7 @@ class Journal:
             "samples": thinned(self._notes.get("samples", [])),
             "errors": errors,
         }
-        path = self.directory / "results.json"
+        path = self.directory / HARVEST
         write_atomic(path, json.dumps(results, indent=0, allow_nan=False).encode() + b"\n")
         return path
 

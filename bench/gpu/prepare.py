@@ -28,6 +28,25 @@ MOST_MIB = 48
 CARRIED = ("msgspec",)
 PYTHONS = ("311", "312", "313")
 
+#: What of this checkout a harvest runs; the files are code, boards and operators.
+PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
+SOURCE_SUFFIXES = (".py", ".toml", ".json", ".c", ".cpp", ".h")
+RESULTS = ROOT / "bench" / "results"
+
+#: Code that runs when the one file does: the archive unpacked, and harvest.py with its bundles.
+ONE_FILE_MAIN = """\
+import subprocess, sys, tempfile, zipfile
+
+with tempfile.TemporaryDirectory(prefix="harvest-") as folder:
+    zipfile.ZipFile(sys.argv[0]).extractall(folder)
+    command = [sys.executable, folder + "/bench/gpu/harvest.py", "--bundles", folder + "/bundles", *sys.argv[1:]]
+    try:
+        code = subprocess.call(command)
+    except KeyboardInterrupt:
+        code = 130
+sys.exit(code)
+"""
+
 Run = Callable[[Sequence[str]], None]
 
 
@@ -42,9 +61,14 @@ Run = Callable[[Sequence[str]], None]
 @click.option("--suite", "suites", multiple=True, help="Only these suites.  [default: roller119, modern and attention]")
 @click.option("--mib", type=click.IntRange(1), default=MOST_MIB, show_default=True, help="Most that all may take.")
 @click.option("--packages/--no-packages", default=True, show_default=True, help="Also carry msgspec.")
+@click.option(
+    "--one-file", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="harvest.pyz",
+    help="Also write the harvest and all it needs as one file, which a machine with a GPU runs without this checkout.",
+)  # fmt: skip
 def main(
-    devices: tuple[str, ...], out: Path, top_k: int, jobs: int | None, suites: tuple[str, ...], mib: int, packages: bool
-) -> None:
+    devices: tuple[str, ...], out: Path, top_k: int, jobs: int | None, suites: tuple[str, ...], mib: int,
+    packages: bool, one_file: Path | None,
+) -> None:  # fmt: skip
     """Compile the bundles that bench/gpu/harvest.py takes with --bundles."""
     try:
         for device in devices:
@@ -52,12 +76,17 @@ def main(
         if packages:
             carry_packages(out)
         dropped = shrink(out, mib << 20)
+        if one_file is not None:
+            write_one_file(one_file, out)
     except InputError as error:
         click.echo(f"prepare: {error}", err=True)
         sys.exit(2)
     bundle_count = len(list(out.glob("*/*/*/manifest.json")))
     size = directory_bytes(out) / (1 << 20)
     click.echo(f"{bundle_count} bundles, {size:.1f} MiB, {dropped} kernels left out, in {out}")
+    if one_file is not None:
+        size = one_file.stat().st_size / (1 << 20)
+        click.echo(f"{one_file}, {size:.1f} MiB: run it with python3 {one_file.name} --out harvest")
 
 
 def _run(command: Sequence[str]) -> None:
@@ -117,6 +146,29 @@ def shrink(out: Path, most_bytes: int) -> int:
                 _drop_last(path, manifest)
                 dropped += 1
     return dropped
+
+
+def write_one_file(target: Path, bundles: Path) -> None:
+    """Write a Python archive (PEP 441) that runs the harvest: the packages of this checkout and the bundles.
+
+    It unpacks itself to a temporary folder, as device files, suites and cubins are read as files.
+    """
+    import zipfile
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(b"#!/usr/bin/env python3\n")
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("__main__.py", ONE_FILE_MAIN)
+            for package in PACKAGES:
+                for path in sorted((ROOT / package).rglob("*")):
+                    if path.suffix in SOURCE_SUFFIXES and RESULTS not in path.parents:
+                        archive.write(path, path.relative_to(ROOT))
+            for path in sorted(bundles.rglob("*")):
+                if path.is_file():
+                    archive.write(path, Path("bundles") / path.relative_to(bundles))
+    partial.replace(target)
 
 
 def _drop_last(path: Path, manifest: dict[str, Any]) -> None:

@@ -12,19 +12,19 @@ if __name__ == "__main__":
 
 import click  # noqa: E402
 
-from bench.gpu.comparison import (  # noqa: E402
-    FAR_OFF,
-    RIVALS,
-    WITHIN,
-    candidate,
-    misses,
-    predictions,
-    predictions_by_kind,
-    standings,
-)
+from bench.gpu.comparison import RIVALS, WITHIN, candidate, standings  # noqa: E402
 from bench.gpu.results import OperatorResult, Results, TrainingResult, read_results  # noqa: E402
 from bench.gpu.whatif import Ask, WhatIf, ask_daydream, what_ifs  # noqa: E402
 from hal.support.errors import InputError  # noqa: E402
+from roller.profile.comparison import (  # noqa: E402
+    FAR_OFF,
+    ComparedKernel,
+    GroupErrors,
+    far_off,
+    group_errors,
+    read_harvest,
+)
+from roller.profile.harvested import HARVEST  # noqa: E402
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,11 +62,13 @@ def write_report(directory: Path, out: Path, ask: Ask = ask_daydream) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(results, answers, out)
     path = out / "report.md"
-    write_atomic(path, page(results, answers, pictures))
+    write_atomic(path, page(results, read_harvest(directory / HARVEST).kernels, answers, pictures))
     return path
 
 
-def page(results: Results, answers: Sequence[WhatIf], pictures: Sequence[Path]) -> str:
+def page(
+    results: Results, kernels: Sequence[ComparedKernel], answers: Sequence[WhatIf], pictures: Sequence[Path]
+) -> str:
     """The report as Markdown; sections without results are left out."""
     note = " Dry run on the CPU: no time here means anything." if results.dry_run else ""
     date = results.environment.get("date", "")
@@ -74,9 +76,9 @@ def page(results: Results, answers: Sequence[WhatIf], pictures: Sequence[Path]) 
     for title, table in (
         ("Our kernels against the others", _standings(results)),
         ("Operator by operator", _operators(results.operators)),
-        ("Predictions against measurements", _predictions(results)),
-        ("Predictions by kind of kernel", _by_kind(results)),
-        (f"First kernels predicted more than {_percent(FAR_OFF)} off", _misses(results)),
+        ("Predictions against measurements", _errors("kind", group_errors(kernels, lambda kernel: kernel.op))),
+        ("Predictions by kind of kernel", _errors("kind", group_errors(kernels, lambda kernel: kernel.kind))),
+        (f"First kernels predicted more than {_percent(FAR_OFF)} off", _far_off(kernels)),
         ("Training steps", _training(results.training)),
         ("What-ifs against ground truth", _what_ifs(answers)),
         ("Wrong or failed", _failures(results)),
@@ -144,35 +146,27 @@ def _operators(operators: Sequence[OperatorResult]) -> str:
     )
 
 
-def _predictions(results: Results) -> str:
+def _errors(head: str, groups: Iterable[GroupErrors]) -> str:
     rows = [
         (
-            prediction.op,
-            str(prediction.bundles),
-            str(prediction.kernels),
-            _percent(prediction.mean_error),
-            f"{prediction.median_bias:.2f}",
-            _percent(prediction.first_is_best),
+            group.name,
+            str(group.operators),
+            str(group.kernels),
+            _percent(group.mean_error),
+            f"{group.median_ratio:.2f}",
+            _percent(group.first_is_best),
         )
-        for prediction in predictions(results)
+        for group in groups
     ]
     return table(
-        ("kind", "bundles", "kernels", "mean error", "median of predicted / measured", "rank 1 within 5% of best"), rows
+        (head, "bundles", "kernels", "mean error", "median of predicted / measured", "rank 1 within 5% of best"), rows
     )
 
 
-def _by_kind(results: Results) -> str:
+def _far_off(kernels: Sequence[ComparedKernel]) -> str:
     rows = [
-        (kind or "not told", str(count), _percent(error), f"{bias:.2f}")
-        for kind, count, error, bias in predictions_by_kind(results)
-    ]
-    return table(("kind", "kernels", "mean error", "median of predicted / measured"), rows)
-
-
-def _misses(results: Results) -> str:
-    rows = [
-        (miss.key, miss.kind, duration(miss.predicted), duration(miss.measured), f"{miss.ratio:.2f}")
-        for miss in misses(results)
+        (kernel.operator, kernel.kind, duration(kernel.predicted), duration(kernel.measured), f"{kernel.ratio:.2f}")
+        for kernel in far_off(kernels)
     ]
     return table(("operator", "kind", "predicted", "measured", "predicted / measured"), rows)
 

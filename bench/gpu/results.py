@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from bench.gpu.journal import FORMAT
 from bench.timed.files import read_file
 from bench.timed.statistics import Check, Spread
 from hal.support.errors import InputError
+from roller.profile.harvested import HARVEST, HARVEST_FORMAT
 
 
 class _Timed(Struct, frozen=True, kw_only=True):
@@ -40,12 +40,13 @@ class Candidate(_Timed, frozen=True, kw_only=True):
 
 
 class KernelResult(_Timed, frozen=True, kw_only=True):
-    """A kernel of a bundle, with the time predicted for it; ``kind`` is what it multiplies by."""
+    """A kernel of a bundle, with the time predicted for it, what it multiplies by and the stage that sets its pace."""
 
     entry: str
     rank: int
     predicted_seconds: float
     kind: str = ""
+    bound: str = ""
 
 
 class _OfSuite(Struct, frozen=True, kw_only=True):
@@ -158,7 +159,7 @@ def read_results(directory: Path) -> Results:
         InputError: there are none, or they are not of this format; names the key that is wrong.
     """
     made_by = "the directory that bench/gpu/harvest.py wrote with --out"
-    return read_file(directory / "results.json", Results, FORMAT, made_by, "harvest again with this version")
+    return read_file(directory / HARVEST, Results, HARVEST_FORMAT, made_by, "harvest again with this version")
 
 
 def extract_trace(directory: Path, trace: str, target: Path) -> Path:

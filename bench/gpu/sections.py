@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.calls.operators import Problem, by_turns, read_suite
-from bench.gpu.adapters import kind_of, manifest_of
+from bench.gpu.adapters import manifest_of
 from bench.gpu.correctness import random_inputs
 from bench.gpu.journal import Item, Journal
 from bench.gpu.machine import CudaMachine, bundle_of
 from bench.gpu.rivals import check_of, compare, described, is_generated, launched
 from bench.gpu.timing import Contender, contender, interleaved
 from bench.gpu.training import configurations, measure
+from roller.profile.harvested import kernel_kind
 
 SUITES = ("roller119", "modern", "attention")
 #: Kernels of a bundle that are timed, best predicted first.
@@ -115,7 +116,8 @@ def profile(machine: CudaMachine, problem: Problem, bundle: Path) -> Item:
             "entry": kernel["entry"],
             "rank": kernel["rank"],
             "predicted_seconds": kernel["seconds"],
-            "kind": kind_of(bundle, kernel),
+            "kind": kernel_kind(bundle, kernel["schedule"], kernel["policy"] if kernel.get("launches") else ""),
+            "bound": kernel["bound"],
             "check": None,
             "reason": "",
         }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,3 +90,20 @@ def test_an_unknown_board_is_refused_in_one_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(prepare.main, ["--device", "nonesuch", "--out", str(tmp_path), "--no-packages"])
     assert done.exit_code == 2
     assert done.stderr.startswith("prepare: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_one_file_harvests_without_this_checkout(tmp_path: Path) -> None:
+    bundles = tmp_path / "bundles"
+    bundle(bundles, "only", [1000])
+    target = tmp_path / "there" / "harvest.pyz"
+    prepare.write_one_file(target, bundles)
+    command = [sys.executable, target.name, "--out", "results", "--dry-run", "--sections", "microbench"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=target.parent, env=environment, capture_output=True, text=True, timeout=600
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((target.parent / "results" / "results.json").read_text())
+    assert results["dry_run"] is True and len(results["microbench"]) == 1
+    assert sorted(path.name for path in target.parent.iterdir()) == ["harvest.pyz", "results"]
