@@ -23,7 +23,7 @@ _TEXT_NAME = "kernel.cu"
 #: Marks of places in the machine code in the runtime's messages.
 _PLACE = re.compile(r"@p([0-9a-f]+)")
 _CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
-_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
+_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w[\w ]*?)\s+(\w+)\[\];")
 
 
 class EmulatorError(RuntimeError):

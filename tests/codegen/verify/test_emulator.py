@@ -43,6 +43,13 @@ def test_barriers_order_shared_memory() -> None:
         np.testing.assert_array_equal(result, FLOATS[::-1])
 
 
+@pytest.mark.parametrize("kind", ["signed char", "unsigned char", "unsigned short", "long long"])
+def test_shared_memory_sized_at_launch_has_types_of_several_words(kind: str) -> None:
+    body = "s[threadIdx.x] = threadIdx.x; __syncthreads(); Y[threadIdx.x] = s[63 - threadIdx.x];"
+    result = run(f"extern __shared__ __align__(64) {kind} s[]; {body}", dynamic=512)
+    np.testing.assert_array_equal(result, FLOATS[::-1])
+
+
 def test_shared_memory_is_fresh_for_every_block() -> None:
     body = "__shared__ float s[32]; Y[blockIdx.x * 32 + threadIdx.x] = s[threadIdx.x]; s[threadIdx.x] = 1.0f;"
     assert np.isnan(run(body, grid=2, block=32)).all()
