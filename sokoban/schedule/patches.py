@@ -8,6 +8,7 @@ from typing import Any
 from sokoban.kernel.patches import PatchTransform
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.lines import LineSchedule
 from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.schedule import KernelSchedule
 from sokoban.schedule.tile import TileSchedule
@@ -34,4 +35,6 @@ class PatchSchedule(KernelSchedule):
 
 
 #: How one kernel of a program runs, whatever kind of problem it solves.
-Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule | PairSchedule
+Schedule = (
+    TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule | PairSchedule | LineSchedule
+)
