@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.kernelbench.problem import Call, Problem, Shape
+from bench.kernelbench.rows import without_turns
 from bench.kernelbench.rules import said
 from bench.kernelbench.texts import Said, Unsaid, cropped, in_memory_order
 from hal.support.errors import InputError
@@ -30,6 +31,7 @@ class _Group:
         result: number of the tensor that the last statement writes, and its ``output`` shape as statements have it.
         stems: what it computes.
         made: names of results by number.
+        is_pointwise: whether all of it goes element by element.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -40,6 +42,7 @@ class _Group:
     output: Shape = ()
     stems: list[str] = field(default_factory=list)
     made: dict[int, str] = field(default_factory=dict)
+    is_pointwise: bool = True
 
     def add(self, number: int, call: Call, translated: Said) -> None:
         """One more call, whose axes and tensors in between have its ``number`` in their names."""
@@ -58,20 +61,22 @@ class _Group:
         self.statements.append(text.format(*names, out=out).replace("@", f"_{number}"))
         self.sizes |= {axis.replace("@", f"_{number}"): size for axis, size in translated.sizes.items()}
         self.result, self.output = call.written, translated.output
+        self.is_pointwise &= translated.is_pointwise
         self.made[call.written] = out
         self.stems.append(call.stem.removesuffix("_"))
 
     def takes(self, call: Call, translated: Said, readers: int) -> bool:
-        """True if a call goes element by element over this group's result, which nobody else reads."""
+        """True if a call goes element by element over this group's result, or reduces what this group computes so, and
+        nobody else reads that."""
         is_read_whole = all(
             shape == self.output
             for shape, read in zip(translated.shapes, call.read, strict=False)
             if read == self.result
-        ) and not any(strides for strides, read in zip(call.strides, call.read, strict=False) if read == self.result)
-        return (
-            translated.is_pointwise and self.result in call.read and readers == 1 and is_read_whole
-            and translated.output == self.output and len(self.statements) < MOST_STATEMENTS
-        )  # fmt: skip
+        ) and not any(layout for layout, read in zip(call.layouts, call.read, strict=False) if read in self.made)
+        is_of_it = translated.is_of_values if self.is_pointwise else False
+        is_of_it |= translated.is_pointwise and translated.output == self.output
+        is_own = self.result in call.read and readers == 1 and is_read_whole
+        return is_of_it and is_own and len(self.statements) < MOST_STATEMENTS
 
     def data(self, name: str) -> dict[str, Any]:
         """The operator as JSON has it."""
@@ -102,7 +107,7 @@ class Operators:
 
 def operators_of(problem: Problem) -> Operators:
     """A problem in the language."""
-    calls = problem.calls()
+    calls = without_turns(problem.calls())
     try:
         groups = _groups(calls)
     except Unsaid as reason:
@@ -130,6 +135,6 @@ def _groups(calls: Sequence[Call]) -> list[_Group]:
         groups[-1].add(number, call, translated)
         if translated.padded is not None:
             groups.append(_Group())
-            of_result = replace(call, shapes=(translated.padded,), read=(call.written,), strides=(), stem="crop")
+            of_result = replace(call, shapes=(translated.padded,), read=(call.written,), layouts=(), stem="crop")
             groups[-1].add(number, of_result, cropped(of_result))
     return groups

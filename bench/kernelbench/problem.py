@@ -20,6 +20,15 @@ Shape = tuple[int, ...]
 Listed = Sequence[Any]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """A tensor that does not lie in order: its strides and offset in memory of so many elements."""
+
+    strides: Shape
+    offset: int
+    elements: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call.
@@ -32,7 +41,7 @@ class Call:
         outputs: shapes of the results.
         read: numbers of the tensors that it reads, equal ones for one tensor.
         written: the number of its first result.
-        strides: of the tensors, in elements; empty where they lie in order.
+        layouts: of the tensors; None of those that lie in order.
     """
 
     stem: str
@@ -42,7 +51,7 @@ class Call:
     outputs: tuple[Shape, ...]
     read: tuple[int, ...]
     written: int
-    strides: tuple[Shape, ...] = ()
+    layouts: tuple[Layout | None, ...] = ()
 
     def value(self, place: int, default: Any = None) -> Any:
         """The argument at a place: a number, a truth value or a list of numbers, ``default`` where there is none."""

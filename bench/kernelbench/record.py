@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.kernelbench.problem import DTYPES, Call, Listed, Problem
+from bench.kernelbench.problem import DTYPES, Call, Layout, Listed, Problem
 from daydream.capture.pytorch.arguments import inputs_of_call, ordered_arguments, recorded_tensor, tensors_in, traits_of
 from daydream.capture.pytorch.meta_kernels import SHAPE_FUNCTIONS
 from daydream.operators.rules import launches_nothing
@@ -17,7 +17,7 @@ from daydream.operators.rules import launches_nothing
 def recorded(name: str, function: Any, inputs: Sequence[Any]) -> Problem:
     """A function of tensors, a module in training mode for one, as a problem.
 
-    Tensors that share memory have one number; what a call reads otherwise than in order has its strides.
+    Tensors that share memory have one number; what a call reads otherwise than in order has its layout.
     """
     given = [each.to("meta") if isinstance(each, torch.Tensor) else each for each in inputs]
     recorder = _Recorder()
@@ -52,13 +52,15 @@ class _Recorder(TorchDispatchMode):
         )  # fmt: skip
         if launches_nothing(traits.name, inputs, outputs) or not made:
             return result
-        numbers = tuple(map(self._number, read))
+        numbers, stem = tuple(map(self._number, read)), traits.name.removeprefix("aten::")
+        if self._number(made[0]) in numbers and _layout(made[0]) is not None:
+            stem = f"{stem} into a part of a tensor"
         self.calls.append(
             Call(
-                stem=traits.name.removeprefix("aten::"), shapes=tuple(shapes),
+                stem=stem, shapes=tuple(shapes),
                 dtypes=tuple(DTYPES.get(kind, kind) for kind in kinds), values=values,
                 outputs=tuple(tuple(tensor.shape) for tensor in made), read=numbers, written=self._number(made[0]),
-                strides=tuple(_strides(tensor) for tensor in read),
+                layouts=tuple(map(_layout, read)),
             )
         )  # fmt: skip
         return result
@@ -67,14 +69,9 @@ class _Recorder(TorchDispatchMode):
         return self._numbers.setdefault(tensor.untyped_storage()._cdata, len(self._numbers))
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of a tensor that does not lie in order; -1 alone where it is a part of another."""
-    if tensor.storage_offset() or tensor.untyped_storage().nbytes() > tensor.element_size() * _span(tensor):
-        return (-1,)
-    return () if tensor.is_contiguous() else tuple(tensor.stride())
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Elements of memory from a tensor's first to its last."""
-    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return reach + 1 if tensor.numel() else 0
+def _layout(tensor: torch.Tensor) -> Layout | None:
+    """Layout of a tensor; None where it is all of its memory in order."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if tensor.is_contiguous() and tensor.numel() == elements:
+        return None
+    return Layout(tuple(tensor.stride()), int(tensor.storage_offset()), elements)

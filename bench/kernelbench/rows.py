@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.kernelbench.problem import Call, Shape
 from bench.kernelbench.texts import Said, Unsaid, axes_of, read_text, sizes_of
@@ -69,7 +69,7 @@ def reduction(value: str, *, behind: str = "{}", place: int = 1) -> Callable[[Ca
         lines = _Lines.of(call.shapes[0], _dimensions(call, place))
         body = value.replace("A", lines.axes).replace("X", read_text(0, lines.names))
         text = f"{{out}}[{lines.left}] = {behind.format(body).replace('COUNT', str(lines.count))}"
-        return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=lines.output)
+        return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=lines.output, is_of_values=True)
 
     return rule
 
@@ -94,15 +94,47 @@ def place(function: str) -> Callable[[Call], Said]:
     return rule
 
 
+#: Ending of the stem of a scan between two turns of its dimension.
+REVERSED = "_reversed"
+
+
+def without_turns(calls: Sequence[Call]) -> list[Call]:
+    """Calls in which a scan between two turns of the dimension that it goes along is one from the other end."""
+    result, place = list[Call](), 0
+    while place < len(calls):
+        three = calls[place : place + 3]
+        if [call.stem for call in three] in (["flip", word, "flip"] for word in ("cumsum", "cumprod")):
+            first, middle, last = three
+            turned = [_dimensions(call) for call in three]
+            is_one = turned == [turned[0]] * 3 and len(turned[0]) == 1
+            if is_one and (middle.read, last.read) == ((first.written,), (middle.written,)):
+                stem = middle.stem + REVERSED
+                result.append(replace(first, stem=stem, values=middle.values, written=last.written))
+                place += 3
+                continue
+        result.append(calls[place])
+        place += 1
+    return result
+
+
+def diagonal(call: Call) -> Said:
+    """A matrix with a vector's elements on its diagonal."""
+    shape = call.outputs[0]
+    if len(shape) != 2 or call.value(1, 0):
+        raise Unsaid("diagonals of several matrices, or others than the main one")
+    text = f"{{out}}[i0@, i1@] = select(i0@ == i1@, {read_text(0, ['i0@'])}, 0)"
+    return Said(text=text, sizes=sizes_of(["i0@", "i1@"], shape), shapes=call.shapes, output=shape)
+
+
 def scan(function: str) -> Callable[[Call], Said]:
     """Scans along a dimension."""
 
     def rule(call: Call) -> Said:
         lines = _Lines.of(call.shapes[0], _dimensions(call))
-        text = f"{{out}}[{lines.full}] = {function}({lines.along[0]}, {read_text(0, lines.names)})"
-        return Said(
-            text=text, sizes=sizes_of(lines.names, call.shapes[0]), shapes=call.shapes[:1], output=call.outputs[0]
-        )
+        sizes = sizes_of(lines.names, call.shapes[0])
+        options = ", reverse" * call.stem.endswith(REVERSED)
+        text = f"{{out}}[{lines.full}] = {function}({lines.along[0]}, {read_text(0, lines.names)}{options})"
+        return Said(text=text, sizes=sizes, shapes=call.shapes[:1], output=call.outputs[0], is_of_values=True)
 
     return rule
 
@@ -118,7 +150,7 @@ def softmax(call: Call) -> Said:
         f"M@[{lines.left}] = max({lines.axes}, {x}); E@[{lines.full}] = exp({x} - M@[{lines.back}]); "
         f"T@[{lines.left}] = sum({lines.axes}, E@[{lines.full}]); {{out}}[{lines.full}] = {last}"
     )
-    return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=call.outputs[0])
+    return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=call.outputs[0], is_of_values=True)
 
 
 def logsumexp(call: Call) -> Said:
@@ -130,7 +162,7 @@ def logsumexp(call: Call) -> Said:
         f"T@[{lines.left}] = sum({lines.axes}, exp({x} - M@[{lines.back}])); "
         f"{{out}}[{lines.left}] = log(T@[{lines.back}]) + M@[{lines.back}]"
     )
-    return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=lines.output)
+    return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=lines.output, is_of_values=True)
 
 
 def _normalised(
@@ -185,7 +217,7 @@ def loss(value: str) -> Callable[[Call], Said]:
         lines = _Lines.of(call.shapes[0], range(len(call.shapes[0])))
         body = value.replace("X", read_text(0, lines.names)).replace("Z", read_text(1, lines.names))
         text = f"{{out}}[one@] = sum({lines.axes}, {body}) / {lines.count}"
-        return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:2], output=(1,))
+        return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:2], output=(1,), is_of_values=True)
 
     return rule
 

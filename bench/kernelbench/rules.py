@@ -8,6 +8,7 @@ from bench.kernelbench.pointwise import POINTWISE, pointwise
 from bench.kernelbench.problem import Call
 from bench.kernelbench.rows import (
     batch_norm,
+    diagonal,
     filled,
     flip,
     group_norm,
@@ -48,7 +49,9 @@ _RULES: Mapping[str, Callable[[Call], Said]] = {
     "amax": reduction("max(A, X)"),
     "amin": reduction("min(A, X)"), "max": reduction("max(A, X)"), "min": reduction("min(A, X)"),
     "prod": reduction("prod(A, X)"), "norm": norm, "linalg_vector_norm": norm, "argmax": place("argmax"),
-    "argmin": place("argmin"), "cumsum": scan("cumsum"), "cumprod": scan("cumprod"), "cummax": scan("cummax"),
+    "argmin": place("argmin"), "cumsum": scan("cumsum"), "cumsum_reversed": scan("cumsum"),
+    "cumprod_reversed": scan("cumprod"),
+    "diag_embed": diagonal, "_safe_softmax": softmax, "cumprod": scan("cumprod"), "cummax": scan("cummax"),
     "_softmax": softmax, "_log_softmax": softmax, "logsumexp": logsumexp, "native_layer_norm": layer_norm,
     "native_group_norm": group_norm, "native_batch_norm": batch_norm,
     "tril": triangle("<="), "triu": triangle(">="),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from bench.kernelbench.problem import Call
@@ -27,58 +28,88 @@ def product(call: Call) -> Said:
     return Said(text=f"{{out}}[{', '.join(names)}] = {text}", sizes=sizes, shapes=call.shapes, output=output)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """One dimension of a convolution.
+
+    Attributes:
+        left: axes of the result, with their ``sizes``.
+        summed: axis that is summed over, with its size.
+        image, window: indices of the image and of the filters.
+        condition: what has to hold for anything to be summed; empty for nothing.
+    """
+
+    left: dict[str, int]
+    summed: tuple[str, int]
+    image: str
+    window: str
+    condition: str = ""
+
+    @property
+    def extent(self) -> int:
+        """Places of the result."""
+        return math.prod(self.left.values())
+
+
+def _side(number: int, taps: int, extent: int, step: int, pad: int, apart: int) -> _Side:
+    o, k = f"o{number}@", f"k{number}@"
+    return _Side(left={o: extent}, summed=(k, taps), image=f"{step}*{o} + {apart}*{k} - {pad}", window=k)
+
+
+def _transposed_side(number: int, taps: int, extent: int, step: int, pad: int, apart: int) -> _Side:
+    """One dimension of a transposed convolution, whose places by strides of s are s*q + r.
+
+    Raises:
+        Unsaid: strides and dilation meet at places that are no affine index.
+    """
+    o, k, q, r, t = (f"{letter}{number}@" for letter in "okqrt")
+    if step == 1:
+        return _Side(left={o: extent}, summed=(k, taps), image=f"{o} + {pad} - {apart}*{k}", window=k)
+    left = {q: -(-extent // step), r: step}
+    if apart % step == 0:
+        # All taps meet inputs at places of one remainder.
+        met = -pad % step
+        image = f"{q} + {(met + pad) // step} - {apart // step}*{k}"
+        return _Side(left=left, summed=(k, taps), image=image, window=k, condition=f"{r} == {met}")
+    if apart > 1:
+        raise Unsaid("a transposed convolution whose strides do not divide its dilation")
+    # The taps that meet an input are r + p - s*t, for the few inputs q + t.
+    low, high = -((taps - 1 - pad) // step), (step - 1 + pad) // step
+    image, window = f"{q} + {t} + {low}".replace("+ -", "- "), f"{r} + {pad - step * low} - {step}*{t}"
+    return _Side(left=left, summed=(t, high - low + 1), image=image, window=window)
+
+
 def convolution(call: Call) -> Said:
     """A convolution of any number of dimensions, with groups, or transposed."""
-    x, w = call.shapes[:2]
-    count = len(x) - 2
-    stride, padding, dilation = (_per_dimension(call.value(place), count) for place in (3, 4, 5))
-    groups, output = call.value(8, 1), call.outputs[0]
-    grouped = ["g@"] * (groups > 1)
+    x, w, output = *call.shapes[:2], call.outputs[0]
+    stride, padding, dilation = (_per_dimension(call.value(place), len(x) - 2) for place in (3, 4, 5))
+    is_transposed, groups = call.value(6, False), call.value(8, 1)
+    of_side = _transposed_side if is_transposed else _side
+    sides = [
+        of_side(*each) for each in zip(range(len(x) - 2), w[2:], output[2:], stride, padding, dilation, strict=True)
+    ]
+    grouped, counts = (["g@"], [groups]) if groups > 1 else ([], [])
     channels, filters = x[1] // groups, output[1] // groups
-    sizes: dict[str, int] = {"n@": x[0], **dict.fromkeys(grouped, groups), "f@": filters, "c@": channels}
-    shapes = [(x[0], *([groups] * len(grouped)), channels, *x[2:])]
-    left = ["n@", *grouped, "f@"]
-    image, window, result = list[str](), list[str](), [x[0], *([groups] * len(grouped)), filters]
-    whole = list(output)
-    inner = ["c@"]
-    for place in range(count):
-        o, k = f"o{place}@", f"k{place}@"
-        extent, step, pad, apart = output[2 + place], stride[place], padding[place], dilation[place]
-        sizes[o] = extent
-        if call.value(6, False) and step > 1:
-            # Of a place s*q + r the taps that meet an input are r + p - s*t, for the few inputs q + t.
-            if apart > 1:
-                raise Unsaid("a transposed convolution with strides and dilation: which taps meet is no affine index")
-            low, high = -((w[2 + place] - 1 - pad) // step), (step - 1 + pad) // step
-            q, r, t = f"q{place}@", f"r{place}@", f"t{place}@"
-            del sizes[o]
-            sizes |= {q: -(-extent // step), r: step, t: high - low + 1}
-            whole[2 + place] = -(-extent // step) * step
-            left += [q, r]
-            result += [-(-extent // step), step]
-            image.append(f"{q} + {t} + {low}".replace("+ -", "- "))
-            window.append(f"{r} + {pad - step * low} - {step}*{t}")
-            inner.append(t)
-            continue
-        sizes[k] = w[2 + place]
-        left.append(o)
-        result.append(extent)
-        inner.append(k)
-        image.append(f"{o} + {pad} - {apart}*{k}" if call.value(6, False) else f"{step}*{o} + {apart}*{k} - {pad}")
-        window.append(k)
-    is_transposed = call.value(6, False)
-    weights = [*grouped, *(("c@", "f@") if is_transposed else ("f@", "c@"))]
-    shapes.append(
-        (*([groups] * len(grouped)), *((channels, filters) if is_transposed else (filters, channels)), *w[2:])
-    )
-    text = f"sum([{', '.join(inner)}], {read_text(0, ['n@', *grouped, 'c@', *image], '0')} * "
-    text += f"{read_text(1, [*weights, *window], '0' if is_transposed else '')})"
+    places = {axis: size for side in sides for axis, size in side.left.items()}
+    sizes = {"n@": x[0], **dict.fromkeys(grouped, groups), "f@": filters, "c@": channels, **places}
+    sizes |= dict(side.summed for side in sides)
+    weights, of_weights = (["c@", "f@"], [channels, filters]) if is_transposed else (["f@", "c@"], [filters, channels])
+    image = read_text(0, ["n@", *grouped, "c@", *(side.image for side in sides)], "0")
+    window = read_text(1, [*grouped, *weights, *(side.window for side in sides)], "0" if is_transposed else "")
+    text = f"sum([{', '.join(['c@', *(side.summed[0] for side in sides)])}], {image} * {window})"
+    conditions = [side.condition for side in sides if side.condition]
+    if conditions:
+        text = f"select({' and '.join(conditions)}, {text}, 0)"
+    shapes = [(x[0], *counts, channels, *x[2:]), (*counts, *of_weights, *w[2:])]
     if len(call.shapes) > 2:
         text += f" + {read_text(2, [*grouped, 'f@'])}"
-        shapes.append((*([groups] * len(grouped)), filters))
-    text = f"{{out}}[{', '.join(left)}] = {text}"
-    padded = None if tuple(whole) == output else tuple(whole)
-    return Said(text=text, sizes=sizes, shapes=shapes, output=tuple(result), padded=padded)
+        shapes.append((*counts, filters))
+    text = f"{{out}}[{', '.join(['n@', *grouped, 'f@', *places])}] = {text}"
+    whole = (*output[:2], *(side.extent for side in sides))
+    return Said(
+        text=text, sizes=sizes, shapes=shapes, output=(x[0], *counts, filters, *places.values()),
+        padded=None if whole == output else whole,
+    )  # fmt: skip
 
 
 def _per_dimension(value: Any, count: int) -> list[int]:

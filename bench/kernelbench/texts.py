@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.kernelbench.problem import Call, Shape
+from bench.kernelbench.problem import Call, Layout, Shape
 
 
 class Unsaid(Exception):
@@ -25,6 +25,8 @@ class Said:
         output: shape of the result as they define it.
         dtypes: of tensors that have another than the call's own.
         padded: shape of a result that is longer than the call's, which is a part of it; None where it is the call's.
+        is_of_values: whether it reads each element of its tensors where it lies, so that what makes these element by
+            element may belong to it.
         is_pointwise: whether it goes element by element over its result's shape.
     """
 
@@ -34,6 +36,7 @@ class Said:
     output: Shape
     dtypes: Mapping[str, str] = field(default_factory=dict)
     padded: Shape | None = None
+    is_of_values: bool = False
     is_pointwise: bool = False
 
 
@@ -51,26 +54,48 @@ def in_memory_order(call: Call, translated: Said) -> tuple[str, list[Shape]]:
         Unsaid: a tensor is a part of another.
     """
     text, shapes = translated.text, list(translated.shapes)
-    for place, strides in enumerate(call.strides[: len(shapes)]):
-        if not strides:
+    for place, layout in enumerate(call.layouts[: len(shapes)]):
+        if layout is None:
             continue
-        if strides == (-1,):
-            raise Unsaid("a part of a tensor")
         if shapes[place] != call.shapes[place]:
-            raise Unsaid("a turned tensor by another shape")
-        # Along dimensions without a stride one element is read everywhere.
-        order = sorted((dim for dim, stride in enumerate(strides) if stride), key=lambda dim: -strides[dim])
-        shapes[place] = tuple(call.shapes[place][dim] for dim in order)
-        text = _turned(text, place, order)
+            raise Unsaid("a turned tensor, or a part of one, by another shape")
+        shapes[place], places = _in_memory(call.shapes[place], layout)
+        text = _turned(text, place, places)
     return text, shapes
 
 
-def _turned(text: str, place: int, order: Sequence[int]) -> str:
-    """Reads of a tensor with their indices in another order, or without some of them."""
+def _in_memory(shape: Shape, layout: Layout) -> tuple[Shape, list[tuple[int | None, int]]]:
+    """The tensor that a view is of, outermost dimension first, and of each of its dimensions the view's and where that
+    begins; along dimensions without a stride one element is read everywhere."""
+    strides = layout.strides
+    order = [dim for dim, extent in enumerate(shape) if extent > 1 and strides[dim]]
+    order.sort(key=lambda dim: -strides[dim])
+    extents, places = list[int](), list[tuple[int | None, int]]()
+    inner, offset = layout.elements, layout.offset
+    for dim in order:
+        stride = strides[dim]
+        first = offset // stride
+        if inner % stride or first + shape[dim] > inner // stride:
+            raise Unsaid("a part of a tensor that is no box of it")
+        extents.append(inner // stride)
+        places.append((dim, first))
+        inner, offset = stride, offset % stride
+    if inner > 1 or not extents:
+        extents.append(inner)
+        places.append((None, offset))
+    return tuple(extents), places
+
+
+def _turned(text: str, place: int, places: Sequence[tuple[int | None, int]]) -> str:
+    """Reads of a tensor by the indices of what it is a view of."""
 
     def turned(match: re.Match[str]) -> str:
         indices, pad = match[1].split(", "), match[2] or ""
-        return f"{{{place}}}[{', '.join(indices[dim] for dim in order) or '0'}{pad}]"
+        moved = [
+            str(first) if dim is None else f"{indices[dim]} + {first}" if first else indices[dim]
+            for dim, first in places
+        ]
+        return f"{{{place}}}[{', '.join(moved)}{pad}]"
 
     return re.sub(rf"\{{{place}\}}\[([^\]|]*?)( \| pad=[^\]]*)?\]", turned, text)
 

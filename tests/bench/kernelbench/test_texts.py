@@ -65,6 +65,10 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         lambda x, w, b: torch.tanh(F.conv_transpose2d(x, w, b, stride=(2, 3), padding=(0, 1))),
         [(2, 4, 7, 6), (4, 5, 4, 2), (5,)],
     ),
+    "transposed by strides that divide a dilation": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=(2, 3), padding=(1, 2), dilation=(2, 1), groups=2) + 1,
+        [(1, 4, 5, 6), (4, 3, 3, 5)],
+    ),
     "transposed, grouped": (
         lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=2, output_padding=1, groups=2), [(2, 4, 9), (4, 3, 5)],
     ),
@@ -88,6 +92,13 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "smooth loss": (F.smooth_l1_loss, [(5, 4), (5, 4)]),
     "squares": (lambda x, y: torch.mean((x - y) ** 2), [(5, 4), (4,)]),
     "triangles": (lambda a: torch.tril(torch.triu(a, -1)), [(5, 5)]),
+    "exclusive": (
+        lambda x: torch.cumsum(torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), x), dim=1).narrow(1, 0, 4), 1),
+        [(3, 4)],
+    ),
+    "parts": (lambda x: x[1:, 2] * x[:-1, 3] + x.T[1, 1:], [(4, 5)]),
+    "masked": (lambda x, m: torch.cumsum(x * m, dim=1), [(3, 4), (3, 4)]),
+    "diagonal": (lambda a, b: torch.diag(a) @ b, [(4,), (4, 5)]),
     "joined": (lambda a, b: torch.cat([a, b], dim=1), [(2, 3), (2, 4)]),
 }  # fmt: skip
 
@@ -106,7 +117,7 @@ def test_operators_compute_what_pytorch_computes(name: str) -> None:
     ("function", "shapes", "reason"),
     [
         (lambda x: F.dropout(x, 0.5, training=True), [(3, 4)], "bernoulli has no rule"),
-        (lambda x, w: F.conv_transpose1d(x, w, stride=2, dilation=2), [(2, 4, 9), (4, 3, 5)], "strides and dilation"),
+        (lambda x, w: F.conv_transpose1d(x, w, stride=2, dilation=3), [(2, 4, 9), (4, 3, 5)], "strides do not divide"),
         (lambda x: torch.sort(x)[0], [(3, 4)], "an order of values"),
         (lambda x: torch.fft.rfft(x), [(3, 4)], "has no rule"),
     ],
@@ -121,3 +132,10 @@ def test_functions_behind_a_sum_are_one_operator() -> None:
     assert len(said.expressions) == 1 and len(said.expressions[0].statements) == 4
     shared = operators(lambda x, w: F.conv2d(x, w).relu().softmax(1), tensors((2, 4, 7, 8), (6, 4, 3, 3)))
     assert len(shared.expressions) == 2
+
+
+def test_what_a_reduction_reads_is_made_within_it_and_turned_scans_are_one() -> None:
+    squares = operators(lambda x, y: torch.mean((x - y) ** 2), tensors((5, 4), (4,)))
+    assert len(squares.expressions) == 1 and squares.expressions[0].statements[-2].reduction is not None
+    (turned,) = operators(CASES["reversed"][0], tensors((3, 4))).expressions
+    assert turned.statements[0].scan is not None and turned.statements[0].scan.is_reversed
