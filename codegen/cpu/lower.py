@@ -20,7 +20,7 @@ from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from hal.support.errors import listed
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.line import LineKernel
-from sokoban.schedule.lines import LineSchedule
+from sokoban.schedule.patches import LineSchedule
 from sokoban.schedule.tile import TileSchedule
 
 #: Kind of kernel -> its schedules, and what lowers them.

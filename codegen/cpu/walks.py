@@ -17,7 +17,7 @@ from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr
 from sokoban.kernel.line import LineKernel
 from sokoban.language.expression import Load, Value
-from sokoban.schedule.lines import LineSchedule, lies_across
+from sokoban.schedule.patches import LineSchedule, lies_across
 
 Point = Mapping[str, Expr]
 

@@ -26,7 +26,7 @@ from codegen.tir.values import Expr, affine, evaluate
 from sokoban.kernel.line import LineKernel
 from sokoban.language.expression import AffineIndex, Load, loads
 from sokoban.language.names import fresh_name
-from sokoban.schedule.lines import AHEAD, LineSchedule, adjacent_loads, is_stored_along, line_vector, turns
+from sokoban.schedule.patches import AHEAD, LineSchedule, adjacent_loads, is_stored_along, line_vector, turns
 
 #: Threads that exchange values by shuffles.
 WARP = 32

@@ -27,9 +27,8 @@ from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
-from sokoban.schedule.lines import LineSchedule
 from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.patches import PatchSchedule
+from sokoban.schedule.patches import LineSchedule, PatchSchedule
 from sokoban.schedule.tile import TileSchedule
 
 #: Kind of kernel -> its schedules, and what lowers them.

@@ -20,7 +20,7 @@ from sokoban.kernel.problem import Problem
 from sokoban.model.cpu.lines import estimate_cpu_lines
 from sokoban.model.gpu.lines import estimate_lines
 from sokoban.schedule.cutting import cut, resize
-from sokoban.schedule.lines import AHEAD, LineSchedule, line_vector
+from sokoban.schedule.patches import AHEAD, LineSchedule, line_vector
 
 #: The name of the algorithm.
 NAME = "line"

@@ -9,7 +9,7 @@ from roller.explain.pace import stage_bars
 from roller.text.quantities import count_text, time_text, wrapped
 from sokoban.kernel.line import LineKernel
 from sokoban.model.estimates import Estimate
-from sokoban.schedule.lines import AHEAD, LineSchedule, line_vector, turns
+from sokoban.schedule.patches import AHEAD, LineSchedule, line_vector, turns
 
 
 def line_origin(kernel: LineKernel, schedule: LineSchedule) -> Iterator[str]:

@@ -6,10 +6,10 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.instructions import value_instructions
 from sokoban.kernel.line import LineKernel
-from sokoban.model.cpu.stages import CHAIN_CYCLES, SHARED_OVERLAP
+from sokoban.model.cpu.stages import CHAIN_CYCLES, COPYING, SHARED_OVERLAP, STAGES, WAITING
 from sokoban.model.cpu.work import FUNCTION_INSTRUCTIONS, TURN_INSTRUCTIONS
 from sokoban.model.estimates import Estimate
-from sokoban.schedule.lines import LineSchedule, lies_across
+from sokoban.schedule.patches import LineSchedule, lies_across
 
 #: Instructions by which a value is compared with the best so far, and taken.
 PLACE_INSTRUCTIONS = 6.0
@@ -34,7 +34,9 @@ def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: Devic
     core = max(issue, chain)
     seconds = (core**SHARED_OVERLAP + dram**SHARED_OVERLAP) ** (1.0 / SHARED_OVERLAP) * uneven
     starting = blocks * device.block_launch_seconds
-    stages = {"issue": issue, "chain": chain, device.dram.name: dram, "block_launch": starting}
+    names = (*STAGES, WAITING, COPYING, *(layer.name for layer in device.layers[2:]), "block_launch")
+    stages = dict.fromkeys(names, 0.0)
+    stages |= {"issue": issue, "chain": chain, device.dram.name: dram, "block_launch": starting}
     return Estimate(
         seconds=seconds + starting + device.launch_overhead_seconds,
         bound=max(stages, key=lambda stage: stages[stage]),

@@ -25,7 +25,7 @@ from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
 from sokoban.model.gpu.patches import resident_blocks
 from sokoban.model.gpu.row_work import EXCHANGE_INSTRUCTIONS
 from sokoban.model.gpu.stages import BARRIER_CYCLES, DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
-from sokoban.schedule.lines import AHEAD, LineSchedule, adjacent_loads, is_stored_along, line_vector, turns
+from sokoban.schedule.patches import AHEAD, LineSchedule, adjacent_loads, is_stored_along, line_vector, turns
 
 #: Cycles of a shuffle, and of an operation whose result the next one needs.
 SHUFFLE_CYCLES, CHAINED_CYCLES = 22.0, 4.0

@@ -17,7 +17,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate
-from sokoban.schedule.lines import LineSchedule
+from sokoban.schedule.patches import LineSchedule
 
 SCHEDULES = [LineSchedule(threads=threads, lines=lines) for threads, lines in ((1, 64), (32, 4), (128, 2), (512, 1))]
 

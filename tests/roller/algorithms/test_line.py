@@ -22,7 +22,7 @@ from roller.library.recognise import recognise
 from roller.programs import find_programs, form_on
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
-from sokoban.schedule.lines import LineSchedule
+from sokoban.schedule.patches import LineSchedule
 
 V100, H100, CPU = (load_device(name) for name in ("v100", "h100", "epyc-7763"))
 

@@ -9,7 +9,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import statement_text
 from sokoban.language.parser import parse_program
-from sokoban.schedule.lines import LineSchedule, lies_across, line_vector, turns
+from sokoban.schedule.patches import LineSchedule, lies_across, line_vector, turns
 
 SIZES = {"i": 6, "j": 8, "k": 20}
 
