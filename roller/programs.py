@@ -23,7 +23,7 @@ from roller.algorithms import (
     composed_programs,
 )
 from roller.construct.construct import construct
-from roller.construct.program import Construction, Program, Reason, RProgram
+from roller.construct.program import Construction, Program, ProgramPart, Reason, RProgram
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.stages import operator_form
@@ -201,12 +201,18 @@ def find_programs(
 
 def _composed(placed: PlacedForm, top_k: int, method: str) -> tuple[Considered, ...]:
     """Outcome for an operator that no schedule of tiles computes."""
-    if placed.form.is_attention:
+    if not placed.form.stages:
         return (composed_programs(placed, top_k),)
     from roller.algorithms import pair, sequence
 
-    stages = [find_programs(stage, placed.device, top_k, method, (DIRECT,)).direct for stage in placed.form.stages]
+    stages = [_stage_parts(stage, placed.device, top_k, method) for stage in placed.form.stages]
     return sequence.combined(placed.form, stages, top_k), pair.consider(placed, top_k)
+
+
+def _stage_parts(stage: KernelForm, device: DeviceSpec, top_k: int, method: str) -> list[ProgramPart]:
+    """The ``top_k`` best kernels of a stage of a sequence."""
+    programs = find_programs(stage, device, top_k, method, (DIRECT,))
+    return [program.main for program in (programs.direct or programs.chains)]
 
 
 def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:

@@ -26,7 +26,7 @@ from roller.construct.program import Program
 from roller.programs import find_programs, form_on
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import part_of
-from sokoban.language.expression import Call, Constant, Reduction, TensorExpr, Value, loads
+from sokoban.language.expression import Call, Constant, Reduction, Scan, TensorExpr, Value, loads
 from sokoban.language.functions import FUNCTIONS, expanded
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
@@ -48,7 +48,7 @@ CANDIDATES = 30
 MATRIX_POINTS = 8
 
 #: Algorithms whose only lowerings say what they are.
-ALGORITHMS_BY_LOWERING = frozenset({"direct", "flash", "fused pair"})
+ALGORITHMS_BY_LOWERING = frozenset({"direct", "flash", "fused pair", "line"})
 
 #: Points of a problem that is run at most, and elements of a thread of a processor's kernel: LLVM takes seconds for
 #: thousands of instructions.
@@ -133,7 +133,9 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
         InputError: the device has no kernel for it.
     """
     device = device_of(device_name)
-    if device_name == "cpu" and not {tensor.dtype for tensor in expr.tensors} <= set(CPU_DTYPES):
+    places = {s.tensor for s in expr.statements if s.reduction is not None and s.reduction.is_place}
+    stored = {tensor.dtype for tensor in expr.tensors if tensor.name not in places}
+    if device_name == "cpu" and not stored <= set(CPU_DTYPES):
         raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")
     if device_name == "cpu" and expr.accumulate != "float32" and "float16" in {t.dtype for t in expr.tensors}:
         raise InputError(expr.name, "kernels for processors compute float16 in float32")
@@ -200,6 +202,8 @@ def outcome_of(kernel: Kernel, result: Verification) -> str:
 
 def _is_sound(kernel: Kernel, result: Verification) -> bool:
     """True if the reference stays where it is however chance rounds: one draw in several finds the sum that cancels."""
+    if any(each.reduction is not None and each.reduction.is_place for each in kernel.program.form.expr.statements):
+        return True  # places are drawn of what is exact
     return all(_stays(kernel, result, seed) for seed in range(SOUND_DRAWS))
 
 
@@ -227,6 +231,7 @@ def _stays(kernel: Kernel, result: Verification, seed: int) -> bool:
     largest = float(np.finfo(expr.accumulate).max) if expr.accumulate.startswith("float") else math.inf
     for statement in expr.statements:
         count = math.prod(expr.sizes[axis] for axis in statement.reduction.axes) if statement.reduction else 1
+        count = expr.sizes[statement.scan.axis] if statement.scan else count
         by = max(unit, math.sqrt(count) * unit / 2, stored.get(statement.tensor, 0.0))
         rounded_inside = replace(statement, value=_rounded_inside(statement.value, unit, chance))
         values = evaluate(part_of(expr, (rounded_inside,)), values_by_name)
@@ -255,7 +260,7 @@ def _multiplied(expr: TensorExpr) -> dict[str, float]:
 def _rounded_inside(value: Value, unit: float, chance: np.random.Generator) -> Value:
     """A value in which every function's result is off by a part of a unit, as rounding has it: 1 + erf(x) of a large
     negative x, in a GELU, has no digits left."""
-    if isinstance(value, Reduction):
+    if isinstance(value, Reduction | Scan):
         return replace(value, body=_rounded_inside(value.body, unit, chance))
     if not isinstance(value, Call):
         return value

@@ -34,9 +34,10 @@ from bench.fuzz.draw import (
 from bench.fuzz.named import named, wanted_attention
 from bench.fuzz.productions import INSIDE
 from bench.fuzz.targets import FRAMES as TARGET_FRAMES
-from bench.fuzz.targets import Target, targets
+from bench.fuzz.targets import Target, line_target, targets
 from bench.fuzz.values import INTEGER_BOUNDS, Term, product, total, within
 from hal.support.errors import InputError
+from sokoban.language.expression import PLACE_REDUCTIONS
 from sokoban.language.operators import operator_from_data
 
 
@@ -407,6 +408,51 @@ def long_reduction(draw: Draw) -> Data:
     return draw.finish(term, spatial)
 
 
+def lines(draw: Draw) -> Data:
+    """A scan, or the place of a largest or smallest value, along any axis of up to three."""
+    chance = draw.chance
+    axes = draw.axes(*("i", "j", "k")[: chance.choice((1, 2, 2, 3))])
+    along = draw.chance.choice(axes)
+    others = [axis for axis in axes if axis != along]
+    limit(draw, 2**20)
+    wanted = draw.target.name if draw.target is not None and not draw.target.place else ""
+    is_place = bool(others) and (wanted in PLACE_REDUCTIONS or (not wanted and chance.random() < 0.35))
+    if is_place:
+        return _place(draw, others, along, wanted or chance.choice(PLACE_REDUCTIONS))
+    function = draw.function(("sum", "sum", "max", "min") + (() if draw.integers else ("prod",)))
+    draw.writer.peaked = function == "max"
+    body = draw.body(function, others, [along], chance.randint(0, 3))
+    options = ", reverse" * (chance.random() < 0.4)
+    options += ", exclusive" * (function in ("sum", "prod") and chance.random() < 0.4)
+    term = draw.reduced(function, [along], body)
+    term = replace(term, text=f"cum{function}({along}, {body.text}{options})")
+    term = draw.state("C", axes, term) if chance.random() < 0.4 else term
+    if chance.random() < 0.15 and not draw.integers and others and "C" in term.text:
+        return draw.finish(draw.reduced(chance.choice(("max", "min")), [along], term), others)
+    chance.shuffle(axes)
+    return draw.finish(epilogue(draw, axes, term) if chance.random() < 0.6 or draw.target else term, axes)
+
+
+def _place(draw: Draw, axes: list[str], along: str, function: str) -> Data:
+    """A place of a value that rounding leaves alone; of several that are equal the first is right."""
+    chance = draw.chance
+    draw.writer.peaked = function == "argmax"
+    order = [*axes, along]
+    chance.shuffle(order)
+    body = draw.writer.load([], every=order)
+    kind = chance.randrange(4)
+    if kind == 1:
+        body = replace(body, text=f"select({draw.writer.truth([*axes, along], 1)}, {body.text}, 0)")
+    elif kind == 2:
+        body = replace(body, text=f"(-{body.text})" if chance.random() < 0.5 else f"abs({body.text})")
+    last = draw.sizes[along] - 1
+    place = Term(f"{function}({along}, {body.text})", 0.0, float(max(last, 1)), last / 2 + 0.1, exact=True)
+    if draw.integers or (chance.random() < 0.6 and draw.target is None):
+        return draw.finish(place, axes) | {"dtypes": {**draw.data("Y", "int32")["dtypes"]}}
+    draw.writer.peaked = False
+    return draw.finish(epilogue(draw, axes, place), axes)
+
+
 #: Frames and how often they are drawn.
 FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
     (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 19), (matrix_product, 22), (windows, 14), (rows, 8),
@@ -425,7 +471,9 @@ def operator(number: int, seed: int = 0) -> Data:
     """
     chance = random.Random(f"{seed}/{number}")
     while True:
-        data = {"name": f"drawn_{seed}_{number}", **_drawn(chance, target_of(number))}
+        # Operators of other numbers are those that they were before there were lines.
+        drawn = lines(Draw(chance, line_target(number))) if number % 12 == 11 else _drawn(chance, target_of(number))
+        data = {"name": f"drawn_{seed}_{number}", **drawn}
         try:
             operator_from_data(data)
         except InputError:

@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sokoban.language.expression import (
+    PLACE_REDUCTIONS,
     REDUCTION_IDENTITY,
+    SCANS,
     AxisValue,
     Call,
     Constant,
@@ -34,6 +36,11 @@ PADS = ("pad zero", "pad number", "pad infinity")
 POSITIONS = ("spatial axis as a number", "spatial axis compared", "reduced axis as a number", "reduced axis compared")
 
 REDUCTIONS = tuple(f"{name} of a reduction" for name in REDUCTION_IDENTITY)
+
+#: What goes along an axis in order.
+SCANNED = tuple(f"{function} of a scan" for function in SCANS.values())
+PLACED = tuple(f"{name} of a reduction" for name in PLACE_REDUCTIONS)
+SCAN_OPTIONS = ("reversed scan", "exclusive scan")
 
 #: The rows of the table of productions: what may stand inside of a reduction and outside.
 _ANYWHERE = (*FUNCTIONS, *INDICES, *PADS)
@@ -83,13 +90,20 @@ OPTIONS = (
 
 
 def _of_statement(statement: Statement, expr: TensorExpr) -> Iterator[str]:
-    reduction = statement.reduction
+    scan, reduction = statement.scan, statement.reduction
     place, order = OUTSIDE, statement.axes
     body: Value = statement.value
     if reduction is not None:
         yield f"{reduction.function} of a reduction"
         place, order, body = INSIDE, (*statement.axes, *reduction.axes), reduction.body
     reduced = reduction.axes if reduction is not None else ()
+    if scan is not None:
+        yield f"{scan.function} of a scan"
+        place, body, reduced = INSIDE, scan.body, (scan.axis,)
+        if scan.is_reversed:
+            yield "reversed scan"
+        if scan.is_exclusive:
+            yield "exclusive scan"
     for name in _of_value(body, order, reduced, expr):
         yield f"{place} {name}"
 

@@ -17,6 +17,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     TensorExpr,
     Value,
@@ -158,6 +159,10 @@ def _simpler(node: Value) -> Iterator[Value]:
         for axis in node.axes if len(node.axes) > 1 else ():
             remaining = tuple(other for other in node.axes if other != axis)
             yield Reduction(node.function, remaining, rewrite(node.body, _without(node.body, axis)))
+    elif isinstance(node, Scan):
+        if node.is_reversed or node.is_exclusive:
+            yield Scan(node.function, node.axis, node.body)
+        yield node.body
     elif isinstance(node, Call):
         is_truth = node.function in _TRUTHS
         for argument in node.arguments:
@@ -204,7 +209,7 @@ def _is_truth(value: Value) -> bool:
 
 def _data(data: Data, expr: TensorExpr, statements: tuple[Statement, ...], sizes: Any) -> Data | None:
     """Statements as JSON has them; shapes that are needed alone."""
-    bodies = [s.reduction.body if s.reduction else s.value for s in statements]
+    bodies = [s.value.body if isinstance(s.value, Reduction | Scan) else s.value for s in statements]
     axes = {axis for s in statements for axis in (*s.axes, *(s.reduction.axes if s.reduction else ()))}
     axes |= set(used_axes(bodies))
     every = [load for statement in statements for load in loads(statement.value)]

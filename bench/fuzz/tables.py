@@ -11,7 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bench.fuzz.log import Record
-from bench.fuzz.productions import ALL, INSIDE, OPTIONS, OUTSIDE, POSITIONS, REDUCTIONS
+from bench.fuzz.productions import (
+    ALL,
+    INSIDE,
+    OPTIONS,
+    OUTSIDE,
+    PLACED,
+    POSITIONS,
+    REDUCTIONS,
+    SCAN_OPTIONS,
+    SCANNED,
+)
 from sokoban.language.functions import FUNCTIONS
 
 #: Element types of inputs, and what results are stored as.
@@ -74,6 +84,9 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),
+    "lines": _INSIDE | _OUTSIDE | {*SCANNED, *PLACED, *SCAN_OPTIONS, *_ANY_NUMBER, *_RESULTS, "writes int32"},
+    "cpu.walks": _INSIDE | _OUTSIDE
+    | {*SCANNED, *PLACED, *SCAN_OPTIONS, "reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
     "cpu.tiles": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
     "cpu.rows": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
     "opencl": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},

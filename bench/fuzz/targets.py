@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bench.fuzz.productions import INSIDE, OPTIONS, OUTSIDE, REDUCTIONS
+from bench.fuzz.productions import INSIDE, OPTIONS, OUTSIDE, PLACED, REDUCTIONS, SCANNED
 from bench.fuzz.tables import POSSIBLE
 from bench.fuzz.values import COMPARISONS, UNARY, Term, Writer, positive, product, quotient, total, within
 
@@ -52,8 +52,14 @@ def targets() -> tuple[Target, ...]:
     return tuple(group[place] for place in range(longest) for group in by_lowering if place < len(group))
 
 
+def line_target(number: int) -> Target | None:
+    """The target that every other kernel of lines is drawn for, by its operator's number."""
+    rows = sorted(row for row in POSSIBLE["lines"] if row.startswith((INSIDE, OUTSIDE)) or row in (*SCANNED, *PLACED))
+    return _target("lines", rows[number // 24 % len(rows)]) if number % 24 == 11 else None
+
+
 def _target(lowering: str, row: str) -> Target:
-    if row in REDUCTIONS:
+    if row in (*REDUCTIONS, *SCANNED, *PLACED):
         return Target(lowering, "", row.split()[0])
     if row in OPTIONS:
         return Target(lowering, "", row)

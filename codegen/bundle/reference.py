@@ -2,6 +2,7 @@
 
 A kernel per statement, in float64 throughout and with no tiling at all: a thread computes an element of the
 statement's tensor with loops over the reduction. Where there are few elements and much to reduce, a block shares one.
+A thread goes along a whole line of a scan.
 The text comes from the operator as its author wrote it, so it shares nothing with the kernels that it judges, and it
 includes no headers, so that every NVRTC compiles it.
 """
@@ -21,6 +22,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     Tensor,
     TensorExpr,
@@ -138,13 +140,20 @@ class _Kernel:
     def __init__(self, expr: TensorExpr, statement: Statement, written: set[str]) -> None:
         self.expr, self.statement, self.written = expr, statement, written
         self.reads = list(dict.fromkeys(load.tensor for load in loads(statement.value)))
-        self.elements = math.prod(expr.sizes[axis] for axis in statement.axes)
-        reduction = statement.reduction
+        scan, reduction = statement.scan, statement.reduction
+        #: The axes that threads are laid out over.
+        self.axes = tuple(axis for axis in statement.axes if scan is None or axis != scan.axis)
+        self.elements = math.prod(expr.sizes[axis] for axis in self.axes)
         self.points = math.prod(expr.sizes[axis] for axis in reduction.axes) if reduction else 1
-        self.shared = self.elements < FEW_ELEMENTS and self.points >= SHARED_POINTS
+        is_divisible = not statement.is_of_lines
+        self.shared = is_divisible and self.elements < FEW_ELEMENTS and self.points >= SHARED_POINTS
         self.blocks = self.elements if self.shared else -(-self.elements // THREADS)
         # 64-bit indices cost a device several times as much, so only where they are needed.
-        counts = (self.elements, self.points, *(expr.tensor_by_name[name].element_count for name in self.reads))
+        counts = (
+            expr.tensor_by_name[statement.tensor].element_count,
+            self.points,
+            *(expr.tensor_by_name[name].element_count for name in self.reads),
+        )
         self.index = "long long" if max(counts) >= 2**30 else "int"
 
     def text(self, name: str) -> str:
@@ -169,17 +178,49 @@ class _Kernel:
         lines = [
             f"const long long element = (long long)blockIdx.x * {THREADS} + threadIdx.x;",
             f"if (element >= {self.elements}) return;",
-            *self._decoded("element", self.statement.axes),
+            *self._decoded("element", self.axes),
         ]
+        if self.statement.scan is not None:
+            return [*lines, *self._scanned(self.statement.scan)]
         reduction = self.statement.reduction
         if reduction is None:
             return [*lines, f"{self._output('element')} = {self._value(self.statement.value)};"]
+        if reduction.is_place:
+            return [*lines, *self._place(reduction)]
         lines.append(f"double total = {_IDENTITY[reduction.function]};")
         for axis in reduction.axes:
             name = _variable(axis)
             lines.append(f"for ({self.index} {name} = 0; {name} < {self.expr.sizes[axis]}; ++{name})")
         lines += [f"  {self._accumulate(reduction)}", f"{self._output('element')} = total;"]
         return lines
+
+    def _scanned(self, scan: Scan) -> list[str]:
+        """A line from its one end to the other."""
+        axis, size = _variable(scan.axis), self.expr.sizes[scan.axis]
+        step = (
+            f"{axis} = {size - 1}; {axis} >= 0; --{axis}"
+            if scan.is_reversed
+            else f"{axis} = 0; {axis} < {size}; ++{axis}"
+        )
+        tensor = self.expr.tensor_by_name[self.statement.tensor]
+        own = Load(tensor.name, tuple(AffineIndex.axis(each) for each in self.statement.axes))
+        store = f"  {self._output(_offset(own, tensor))} = total;"
+        total = f"  total = {_COMBINE[scan.function].format('total', self._value(scan.body))};"
+        both = [store, total] if scan.is_exclusive else [total, store]
+        return [f"double total = {_IDENTITY[scan.function]};", f"for ({self.index} {step}) {{", *both, "}"]
+
+    def _place(self, reduction: Reduction) -> list[str]:
+        """The place of the first of the largest or smallest values, NaN among them."""
+        (axis,) = reduction.axes
+        name, order = _variable(axis), ">" if reduction.function == "argmax" else "<"
+        return [
+            f"double best = {_IDENTITY['max' if order == '>' else 'min']}; {self.index} place = 0;",
+            f"for ({self.index} {name} = 0; {name} < {self.expr.sizes[axis]}; ++{name}) {{",
+            f"  const double value = {self._value(reduction.body)};",
+            f"  if (best == best && (value {order} best || value != value)) best = value, place = {name};",
+            "}",
+            f"{self._output('element')} = place;",
+        ]
 
     def _shared_body(self) -> list[str]:
         """A block per element: every thread reduces its share, then the threads halve until one is left."""

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import position
 from codegen.tir.lowered import identifier
-from codegen.tir.lowering import TileRequest
+from codegen.tir.lowering import AnyRequest
 from codegen.tir.reads import guarded_read
 from codegen.tir.statements import named
 from codegen.tir.values import Expr
@@ -57,13 +57,13 @@ class CpuBuffers:
     scratch: Any
 
 
-def lanes_of(request: TileRequest) -> int:
+def lanes_of(request: AnyRequest) -> int:
     """Elements of the type that a kernel computes in, in one vector of its target."""
-    return request.target.vector_bytes // DTYPE_BYTES[request.problem.expr.accumulate]
+    return request.target.vector_bytes // int(DTYPE_BYTES[request.problem.expr.accumulate])
 
 
 def lowered_blocks(
-    request: TileRequest, *, blocks: int, scratch_elements: int, body: Callable[[CpuBuffers, Expr], None]
+    request: AnyRequest, *, blocks: int, scratch_elements: int, body: Callable[[CpuBuffers, Expr], None]
 ) -> LoweredCpu:
     """A kernel of so many blocks; ``body(buffers, number)`` writes the loops of one block."""
     expr, function = request.problem.expr, request.entry + BLOCKS

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.cpu import rows, tiles
+from codegen.cpu import rows, tiles, walks
 from codegen.cpu.function import LoweredCpu
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from hal.support.errors import listed
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.line import LineKernel
+from sokoban.schedule.patches import LineSchedule
 from sokoban.schedule.tile import TileSchedule
 
 #: Kind of kernel -> its schedules, and what lowers them.
 KINDS: Mapping[type, KernelLowerings[LoweredCpu]] = {
     KernelForm: KernelLowerings(schedule=TileSchedule, lowerings=(rows,), otherwise=tiles),
+    LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(walks,)),
 }
 
 #: Elements of a tensor that 32-bit indices reach.
@@ -40,7 +43,10 @@ def lower(request: AnyRequest) -> LoweredCpu:
     lowering, entry = chosen(KINDS, request), request.entry
     if request.schedule.uses_matrix:
         raise LoweringError(f"{entry}: {request.schedule.instruction} is no instruction of a CPU")
+    read = {tensor.name for tensor in request.problem.inputs}
     for tensor in request.problem.expr.tensors:
+        if tensor.dtype == "int32" and tensor.name not in read:
+            continue  # places along an axis
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
         if tensor.dtype == "float16" and request.problem.expr.accumulate != "float32":

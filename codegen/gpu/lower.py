@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.gpu import patches, pointwise, rows, tiles, windows
+from codegen.gpu import lines, patches, pointwise, rows, tiles, windows
 from codegen.gpu.matrix import bulk, mma, wmma
 from codegen.gpu.staged import kernel as staged
 from codegen.gpu.walks import (
@@ -22,12 +22,13 @@ from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.line import LineKernel
 from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.patches import PatchSchedule
+from sokoban.schedule.patches import LineSchedule, PatchSchedule
 from sokoban.schedule.tile import TileSchedule
 
 #: Kind of kernel -> its schedules, and what lowers them.
@@ -46,6 +47,7 @@ KINDS: Mapping[type, KernelLowerings[Lowered]] = {
         schedule=GradientSchedule, lowerings=(gradient_warps, gradient_multiply_adds)
     ),
     ProductPair: KernelLowerings(schedule=PairSchedule, lowerings=(pair_warps, pair_multiply_adds)),
+    LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(lines,)),
 }
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.

@@ -18,6 +18,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     Value,
 )
 from sokoban.language.functions import FUNCTIONS, place_of
@@ -133,8 +134,8 @@ def evaluate(
         return affine(value.index, axes).astype(dtype)
     if isinstance(value, Load):
         return read(value)
-    if isinstance(value, Reduction):
-        raise TypeError("a reduction has no point-wise value")
+    if isinstance(value, Reduction | Scan):
+        raise TypeError("a reduction or scan has no point-wise value")
     if value.function == "pow" and value.arguments[1] == Constant(2.0):
         base = evaluate(value.arguments[0], axes, read, dtype, instead)
         return base * base

@@ -48,15 +48,17 @@ def algorithms_of(
 
 
 def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
-    """The ``top_k`` best programs of attention or of a gradient of it, which have no others.
+    """The ``top_k`` best programs of attention, of a gradient of it, or of a scan or place, which have no others.
 
     Raises:
         InputError: the device or the kernels have nothing for the operator.
     """
     # Nothing else has a use for them, and starting a command takes no longer for what it does not need.
-    from roller.algorithms import flash, flash_gradient
+    from roller.algorithms import flash, flash_gradient, line
 
-    consider = {"attention": flash.consider, "attention_gradient": flash_gradient.consider}
+    consider = {
+        "attention": flash.consider, "attention_gradient": flash_gradient.consider, "line": line.consider,
+    }  # fmt: skip
     return consider[placed.form.kind](placed, top_k)
 
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from codegen.tolerance import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
+from roller.algorithms.line import line_sizes
 from roller.algorithms.row_tiles import ROUNDINGS
-from roller.construct.program import ProgramPart, RProgram
+from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm, attention_of
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
 from sokoban.language.named.expressions import program_as
 from sokoban.schedule.cutting import cut_sizes, resize
-from sokoban.schedule.tile import TileSchedule
 
 #: The name of the algorithm.
 NAME = "sequence"
@@ -37,11 +38,14 @@ class Stages:
 
     def problems(self, form: KernelForm) -> tuple[Problem, ...]:
         """The kernels, in order."""
-        return form.stages
+        return tuple(stage.line_kernel if stage.is_line else stage for stage in form.stages)
 
-    def cut_down(self, form: KernelForm, schedules: Sequence[TileSchedule]) -> tuple[KernelForm, Stages]:
+    def cut_down(self, form: KernelForm, schedules: Sequence[Any]) -> tuple[KernelForm, Stages]:
         """A small operator of the same statements, over which every schedule covers several tiles."""
-        wanted = [(stage, cut_sizes(stage, schedule)) for stage, schedule in zip(form.stages, schedules, strict=True)]
+        wanted = [
+            (stage, line_sizes(stage.line_kernel, schedule) if stage.is_line else cut_sizes(stage, schedule))
+            for stage, schedule in zip(form.stages, schedules, strict=True)
+        ]
         sizes = _limited(form, needed_sizes(form.sizes, wanted))
         small = _resized(form, sizes)
         if [stage.kind for stage in small.stages] != [stage.kind for stage in form.stages]:
@@ -88,8 +92,8 @@ def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     return sequence_form(replace(small, statements=statements, origin=program.origin))
 
 
-def combined(form: KernelForm, ranked: Sequence[Sequence[RProgram]], top_k: int) -> Considered:
-    """The ``top_k`` best programs of an operator, given those of its stages, best first.
+def combined(form: KernelForm, ranked: Sequence[Sequence[ProgramPart]], top_k: int) -> Considered:
+    """The ``top_k`` best programs of an operator, given the kernels of its stages, best first.
 
     Raises:
         InputError: a stage has no program.
@@ -101,7 +105,7 @@ def combined(form: KernelForm, ranked: Sequence[Sequence[RProgram]], top_k: int)
     return Considered(NAME, tuple(chains[:top_k]), scored=len(chains))
 
 
-def _combined(form: KernelForm, programs: Sequence[Sequence[RProgram]]) -> Iterator[ChainProgram]:
+def _combined(form: KernelForm, programs: Sequence[Sequence[ProgramPart]]) -> Iterator[ChainProgram]:
     """The best program of every stage together, then one of them exchanged for another one at a time."""
     best = [ranked[0] for ranked in programs]
     yield _chain(form, best, "the best of each")
@@ -111,9 +115,6 @@ def _combined(form: KernelForm, programs: Sequence[Sequence[RProgram]]) -> Itera
             yield _chain(form, chosen, f"number {rank} of kernel {place + 1}")
 
 
-def _chain(form: KernelForm, programs: Sequence[RProgram], which: str) -> ChainProgram:
-    parts = tuple(
-        ProgramPart(f"makes {stage.expr.output.name}", stage, program.schedule, program.estimate, program.policy)
-        for stage, program in zip(form.stages, programs, strict=True)
-    )
+def _chain(form: KernelForm, kernels: Sequence[ProgramPart], which: str) -> ChainProgram:
+    parts = tuple(replace(kernel, label=f"makes {kernel.problem.output.name}") for kernel in kernels)
     return ChainProgram(NAME, f"{len(parts)} kernels, {which}", form, Stages(), parts)

@@ -58,6 +58,8 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     form = kernel_form(expr, fuse=False)
     if form.is_rows:
         return _of_rows(form)
+    if form.is_line:
+        return [_of_line(form)]
     return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
 
 
@@ -103,6 +105,23 @@ def _of_rows(form: KernelForm) -> list[Gradient]:
         _gradient(form, "gamma", f"dgamma[j] = sum(i, {dy}[{indices}] * {normal})", sizes),
         _gradient(form, "beta", f"dbeta[j] = sum(i, {dy}[{indices}])", sizes),
     ]
+
+
+def _of_line(form: KernelForm) -> Gradient:
+    """The gradient of a cumulative sum: the sum of what comes in, from the other end."""
+    kernel = form.line_kernel
+    if not kernel.is_scan or kernel.walk.function != "sum":
+        raise _refused(form, "of what goes along an axis it is known for cumulative sums alone")
+    body, indices = kernel.body, [index.axes for index in getattr(kernel.body, "indices", ())]
+    if not isinstance(body, Load) or not isinstance(form.final.value, Load) or body.pad is not None:
+        raise _refused(form, "its gradient is known for a cumulative sum of one tensor by itself")
+    if sorted(indices) != sorted((axis,) for axis in form.final.axes) or not all(i.is_plain_axis for i in body.indices):
+        raise _refused(form, "it reads a tensor otherwise than element by element")
+    places = ",".join(axis for (axis,) in indices)
+    options = "" if kernel.is_reversed else ", reverse"
+    options += ", exclusive" if kernel.is_exclusive else ""
+    text = f"d{body.tensor}[{places}] = cumsum({kernel.axis}, {_incoming(form)}[{','.join(form.final.axes)}]{options})"
+    return _gradient(form, body.tensor, text, dict(form.sizes))
 
 
 # The final statement: point-wise

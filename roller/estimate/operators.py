@@ -341,6 +341,9 @@ def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
         walked = f"{schedule['keys']} keys" if "keys" in schedule else str(schedule["step"])
         tiles = f"{schedule['rows']} rows by {walked}, {count_text(schedule['warps'], 'warp')}"
         return [f"{tiles}, {schedule['instruction']}", part.found_by]
+    if "lines" in schedule:
+        shared = f"{schedule['threads']} threads a line, " if schedule["threads"] > 1 else ""
+        return [f"{shared}{count_text(schedule['lines'], 'line')} a block", part.found_by]
     if "block" not in schedule and schedule.get("sums"):
         return [f"{schedule['threads']} threads a block, a warp a row", part.found_by]
     if "block" not in schedule:

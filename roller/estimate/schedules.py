@@ -156,6 +156,9 @@ def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
             _attention_score(pair.program_of(form, schedule, device), schedule, device)
             for schedule in load_pair_schedules(path)
         ]
+    elif any(statement.is_of_lines for statement in expr.statements):
+        problem = "goes along an axis in order: its kernels take no schedules of tiles"
+        raise InputError(expr.name, problem, "use roller estimate")
     else:
         return score(load_schedules(path, expr), device)
     return AttentionScores(device, scored)

@@ -15,6 +15,7 @@ import msgspec
 
 from roller.library.calls import LibraryCall
 from roller.library.parts import attention, convolution, elementwise, product, stream
+from sokoban.language.expression import DTYPE_BYTES
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
 from sokoban.language.operators import typed_stem
@@ -125,6 +126,13 @@ def _reduce(operator: Any, program: Program) -> list[LibraryCall]:
     return [stream(f"reduce {function}", "reduce_kernel", points, outputs, points, operator.dtype)]
 
 
+def _scan(operator: Any, program: Program) -> list[LibraryCall]:
+    """A roofline: of PyTorch's scans no measurement is at hand."""
+    count = math.prod(operator.shape)
+    sizes = (2 * count * DTYPE_BYTES[operator.dtype], count, float(count))
+    return [LibraryCall(kind="roofline", label="expression", sizes=sizes, dtype=operator.dtype)]
+
+
 def _elementwise(operator: Any, program: Program) -> list[LibraryCall]:
     outputs = math.prod(program.sizes[axis] for axis in program.axes)
     shapes = operator.shapes or (operator.shape,)
@@ -163,6 +171,7 @@ _MAKERS: Mapping[str, Callable[[Any, Program], list[LibraryCall]]] = {
     "avg_pool2d": _pool,
     "max_pool2d": _pool,
     "reduce": _reduce,
+    "scan": _scan,
     "elementwise": _elementwise,
     "softmax": _rows,
     "layer_norm": _rows,

@@ -53,6 +53,8 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
         return [_roofline_of_statements(expr)]
     if form.is_rows:
         return [_rows(form)]
+    if form.is_line:
+        return _line(form)
     if form.reduction is None:
         return _pointwise(form, form.final.value)
     main = _contraction(form) or _reduction(form)
@@ -263,6 +265,18 @@ def _rows(form: KernelForm) -> LibraryCall:
     if functions == ["sum", "sum"] and "mul" in inside and applied & {"rsqrt", "sqrt", "pow"} and form.columns:
         return LibraryCall(kind="layer_norm", label="layer_norm", sizes=sizes, dtype=dtype)
     return _roofline(form)
+
+
+def _line(form: KernelForm) -> list[LibraryCall]:
+    """The place of the largest or smallest value, a reduction of PyTorch's; of its scans no measurement is at hand, so
+    that they are a roofline."""
+    kernel, output = form.line_kernel, form.expr.output
+    if kernel.is_scan:
+        return [_roofline(form)]
+    points, dtype = kernel.lines * kernel.length, _dtype(form, kernel.reads[0]) if kernel.reads else output.dtype
+    before = [] if isinstance(kernel.body, Load) else _pointwise(form, kernel.body, points)
+    main = stream(f"reduce {kernel.walk.function}", "reduce_kernel", points, output.element_count, points, dtype)
+    return [*before, main, *([] if isinstance(form.final.value, Load) else _pointwise(form, form.final.value))]
 
 
 # Element-wise kernels

@@ -1,6 +1,6 @@
 """The canonical form in which construction, the cost model and code generation see an operator.
 
-Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of five
+Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of six
 kinds:
 
 ``tile``
@@ -9,6 +9,9 @@ kinds:
 ``rows``
     several reductions over the same columns of each row, then one point-wise statement over rows and columns:
     softmax, layer norm and their kin.
+``line``
+    what goes along one axis in order (a scan, the place of a largest or smallest value), then one point-wise statement;
+    its kernels are in :mod:`sokoban.kernel.line`.
 ``attention``
     two products with a softmax between them, as :mod:`sokoban.language.named.attention` writes it. Its axes stay as
     they are; what its kernels compute is in :mod:`sokoban.kernel.attention`.
@@ -16,7 +19,7 @@ kinds:
     its gradient after one side, as :mod:`sokoban.language.named.attention_gradient` writes it; its kernels are in
     :mod:`sokoban.kernel.attention_gradient`.
 ``sequence``
-    several of the first two, one after the other, which :mod:`sokoban.kernel.stages` makes of what is none of these.
+    several of the first three, one after the other, which :mod:`sokoban.kernel.stages` makes of what is none of these.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.attention_gradient import gradient_flops
 from sokoban.kernel.kernel import Kernel
+from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.rows import as_rows
@@ -40,6 +44,7 @@ from sokoban.kernel.statements import (
     reduction_of,
     renamed_to,
     too_much,
+    widened_tensors,
 )
 from sokoban.language.expression import (
     FLOAT8_DTYPES,
@@ -70,7 +75,7 @@ class KernelForm(Kernel):
         source: the operator as the user wrote it.
         expr: the same operator over fused axes (unless they were asked to stay apart); its tensors are contiguous views
             of the source's.
-        kind: ``"tile"``, ``"rows"``, ``"attention"``, ``"attention_gradient"`` or ``"sequence"``.
+        kind: ``"tile"``, ``"rows"``, ``"line"``, ``"attention"``, ``"attention_gradient"`` or ``"sequence"``.
         reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
         fused: pairs of a fused axis and the axes that it stands for.
@@ -105,11 +110,7 @@ class KernelForm(Kernel):
 
     def widened(self) -> KernelForm:
         """The operator with narrower floats in float32."""
-        tensors = tuple(
-            replace(tensor, dtype="float32") if tensor.dtype in ("float16", "bfloat16", *FLOAT8_DTYPES) else tensor
-            for tensor in self.expr.tensors
-        )
-        return replace(self, expr=replace(self.expr, tensors=tensors))
+        return replace(self, expr=replace(self.expr, tensors=widened_tensors(self.expr.tensors)))
 
     def statement_text(self) -> str:
         """Computation of the kernel, as the expression language writes it."""
@@ -257,7 +258,18 @@ class KernelForm(Kernel):
     @property
     def is_attention(self) -> bool:
         """True if it is attention or a gradient of it, which have kernels of their own."""
-        return self.is_composed and not self.stages
+        return self.kind.startswith("attention")
+
+    @property
+    def is_line(self) -> bool:
+        """True if it goes along one axis in order, which has kernels of its own."""
+        return self.kind == "line"
+
+    @property
+    def line_kernel(self) -> LineKernel:
+        """The kernel of a ``line``."""
+        assert self.is_line
+        return LineKernel(expr=self.expr)
 
     @cached_property
     def flops(self) -> float:
@@ -298,6 +310,10 @@ class KernelForm(Kernel):
 
 #: Kind of an operator that no schedule of tiles computes whole -> its arithmetic operations.
 _COMPOSED_FLOPS: Mapping[str, Callable[[KernelForm], float]] = {
+    "line": lambda form: float(
+        form.line_kernel.lines * form.line_kernel.length * (operation_count(form.line_kernel.body) + 1)
+        + math.prod(form.sizes[axis] for axis in form.final.axes) * operation_count(form.final.value)
+    ),
     "attention": lambda form: attention_flops(form.attention),
     "attention_gradient": lambda form: gradient_flops(form.attention_gradient),
     "sequence": lambda form: sum(stage.flops for stage in form.stages),
@@ -339,6 +355,12 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(expr)))
     else:
         expr = inline_pointwise(expr)
+    line = line_expression(expr)
+    if line is not None:
+        named = _still_named(fused, line)
+        return KernelForm(
+            source=source, expr=line, kind="line", reductions=(), final=line.statements[-1], fused=named
+        )  # fmt: skip
     reductions = [statement for statement in expr.statements if statement.reduction is not None]
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)

@@ -16,6 +16,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     TensorExpr,
     Value,
 )
@@ -134,6 +135,8 @@ def value_instructions(
         along: count only what depends on one of these axes: compilers compute the rest once. None counts all.
         costs: instructions per call of a function; one where a primitive is missing, the definition's where another is.
     """
+    if isinstance(value, Scan):
+        return value_instructions(value.body, along, costs) + 1.0
     if isinstance(value, Reduction):
         fused = value.function == "sum" and _is_product(value.body)
         return value_instructions(value.body, along, costs) + (0.0 if fused else 1.0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from hal.support.errors import InputError
 from sokoban.language.expression import (
+    REDUCTION_IDENTITY,
     AffineIndex,
     Axis,
     AxisValue,
@@ -20,6 +21,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     Tensor,
     TensorExpr,
@@ -57,11 +59,7 @@ def inline_pointwise(expr: TensorExpr) -> TensorExpr:
         value = _Inliner(expr, definitions).value(statement.value)
         _check_size(value, statement, expr)
         statement = replace(statement, value=value)
-        if (
-            statement.reduction is None
-            and statement is not expr.statements[-1]
-            and statement.tensor != expr.output.name
-        ):
+        if statement.is_pointwise and statement is not expr.statements[-1] and statement.tensor != expr.output.name:
             definitions[statement.tensor] = statement
         else:
             statements.append(statement)
@@ -83,7 +81,7 @@ class _Inliner:
             raise _too_large(self.expr)
         if isinstance(value, Call):
             return Call(value.function, tuple(self.value(argument) for argument in value.arguments))
-        if isinstance(value, Reduction):
+        if isinstance(value, Reduction | Scan):
             return replace(value, body=self.value(value.body))
         if isinstance(value, Load) and value.tensor in self.definitions:
             return self._inlined(value)
@@ -150,7 +148,7 @@ def _check_size(value: Value, statement: Statement, expr: TensorExpr) -> None:
             raise _too_large(expr, statement.tensor)
         if isinstance(node, Call):
             pending.extend((argument, depth + 1) for argument in node.arguments)
-        elif isinstance(node, Reduction):
+        elif isinstance(node, Reduction | Scan):
             pending.append((node.body, depth + 1))
 
 
@@ -167,7 +165,7 @@ def _too_large(expr: TensorExpr, tensor: str = "") -> InputError:
 def substitute_axes(value: Value, replacements: Mapping[str, AffineIndex]) -> Value:
     """Every axis of ``replacements`` exchanged for its index: ``X[2*h + 1]`` with h -> ``i - 1`` is ``X[2*i - 1]``.
 
-    Axes that ``value`` reduces must not be among them.
+    Axes that ``value`` reduces or scans must not be among them.
     """
     if isinstance(value, AxisValue):
         return _axis_value(value.index.substitute(replacements))
@@ -175,7 +173,7 @@ def substitute_axes(value: Value, replacements: Mapping[str, AffineIndex]) -> Va
         return replace(value, indices=tuple(index.substitute(replacements) for index in value.indices))
     if isinstance(value, Call):
         return Call(value.function, tuple(substitute_axes(argument, replacements) for argument in value.arguments))
-    if isinstance(value, Reduction):
+    if isinstance(value, Reduction | Scan):
         return replace(value, body=substitute_axes(value.body, replacements))
     return value
 
@@ -217,7 +215,13 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
             return Call(value.function, tuple(dropped(argument) for argument in value.arguments))
         if isinstance(value, Reduction):
             axes = tuple(axis for axis in value.axes if axis not in zero)
+            if not axes and value.is_place:
+                return Constant(0.0)
             return Reduction(value.function, axes, dropped(value.body)) if axes else dropped(value.body)
+        if isinstance(value, Scan):
+            if value.axis in zero:
+                return Constant(REDUCTION_IDENTITY[value.function]) if value.is_exclusive else dropped(value.body)
+            return replace(value, body=dropped(value.body))
         return value
 
     statements = [
@@ -292,6 +296,8 @@ def can_fuse(expr: TensorExpr, a: str, b: str) -> bool:
     merged: dict[str, set[int | None]] = {}
     for statement in expr.statements:
         reduced = statement.reduction.axes if statement.reduction else ()
+        if statement.scan is not None and statement.scan.axis in (a, b):
+            return False
         if (a in statement.axes) != (b in statement.axes) or (a in reduced) != (b in reduced):
             return False
         accesses = [(statement.tensor, tuple(AffineIndex.axis(axis) for axis in statement.axes))]
@@ -336,6 +342,8 @@ def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:
             return Call(value.function, tuple(fused_value(argument) for argument in value.arguments))
         if isinstance(value, Reduction):
             return Reduction(value.function, _fused_names(value.axes, a, b, fused), fused_value(value.body))
+        if isinstance(value, Scan):
+            return replace(value, body=fused_value(value.body))
         return value
 
     statements = []

@@ -168,7 +168,7 @@ class PlacedForm:
         if self.form.stages:
             most = max(self.form.stages, key=lambda stage: stage.flops)
             return PlacedForm(most, self.device).rate
-        if self.form.is_composed:
+        if self.form.is_attention:
             matrix = self.device.best_matrix_instruction(self.form.expr.operands("Q")[0].dtype)
             if matrix is not None:
                 return Rate(matrix.sustained_flops, f"{matrix.input_dtype} by matrix instructions")

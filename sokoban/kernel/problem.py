@@ -1,13 +1,14 @@
 """Computation of one kernel of a program: a tensor expression in canonical form, a patch transform, attention,
-its gradients, a pair of products."""
+its gradients, a pair of products, a scan or place along an axis."""
 
 from __future__ import annotations
 
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.line import LineKernel
 from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 
 #: What one kernel of a program computes.
-Problem = KernelForm | PatchTransform | AttentionKernel | SliceSum | AttentionGradientKernel | ProductPair
+Problem = KernelForm | PatchTransform | AttentionKernel | SliceSum | AttentionGradientKernel | ProductPair | LineKernel

@@ -49,7 +49,7 @@ def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelFor
         # Every spelling of attention in front of an epilogue is then the same sequence.
         attention = attention_of(expr)
         return sequence_form(expr if attention is None else in_program(attention, expr))
-    if form.is_composed and not with_attention:
+    if form.is_attention and not with_attention:
         return sequence_form(form.expr)
     return _separate_products(form) or form
 
@@ -114,7 +114,7 @@ def _kernel_of(part: TensorExpr, *, is_alone: bool) -> KernelForm | None:
         if is_alone:
             raise
         return None
-    return None if form.is_composed or form.is_rows_of_products else form
+    return None if (form.is_composed and not form.is_line) or form.is_rows_of_products else form
 
 
 def _read_later(expr: TensorExpr, inner: Sequence[Statement], last: int) -> bool:

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 from hal.support.errors import InputError
 from sokoban.language.expression import (
+    FLOAT8_DTYPES,
     AffineIndex,
     Axis,
     AxisValue,
     Load,
     Reduction,
+    Scan,
     Statement,
+    Tensor,
     TensorExpr,
     Value,
     loads,
@@ -25,6 +28,12 @@ def reduction_of(statement: Statement) -> Reduction:
     """The reduction that a statement is; only for statements that are one."""
     assert statement.reduction is not None
     return statement.reduction
+
+
+def widened_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensors with floats narrower than float32 as such."""
+    narrow = ("float16", "bfloat16", *FLOAT8_DTYPES)
+    return tuple(replace(tensor, dtype="float32") if tensor.dtype in narrow else tensor for tensor in tensors)
 
 
 def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
@@ -47,6 +56,8 @@ def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
     value = rewrite(value, changes)
     if isinstance(value, Reduction):
         value = Reduction(value.function, tuple(names.get(axis, axis) for axis in value.axes), value.body)
+    if isinstance(value, Scan):
+        value = replace(value, axis=names.get(value.axis, value.axis))
     return Statement(statement.tensor, tuple(names.get(axis, axis) for axis in statement.axes), value)
 
 

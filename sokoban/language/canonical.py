@@ -23,12 +23,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sokoban.language.expression import (
+    PLACE_REDUCTIONS,
+    REDUCTION_IDENTITY,
     AffineIndex,
     AxisValue,
     Call,
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     TensorExpr,
     Value,
@@ -164,7 +167,19 @@ class _Builder:
             fresh = {axis: f"{axis_name(axis)}{_NUMBER}{number}" for axis in value.axes}
             inner = {**axes, **{axis: AffineIndex.axis(name) for axis, name in fresh.items()}}
             return _reduced(value.function, tuple(fresh.values()), self.of(value.body, inner), self.expr.sizes)
+        if isinstance(value, Scan):
+            return self._scan(value, axes)
         return self._call(value, axes)
+
+    def _scan(self, scan: Scan, axes: Mapping[str, AffineIndex]) -> Product:
+        """A scan as the reduction, of as many places as its axis has, in which those beyond its own change nothing."""
+        name = f"{axis_name(scan.axis)}{_NUMBER}{next(self.numbers)}"
+        own, place = axes.get(scan.axis, AffineIndex.axis(scan.axis)), AffineIndex.axis(name)
+        before = _minus(place, own) if scan.is_reversed else _minus(own, place)
+        seen = Conditions(True, (AffineIndex(before.terms, before.offset - scan.is_exclusive),))
+        body = self.of(scan.body, {**axes, scan.axis: place})
+        masked = _selected(seen, body, Product(REDUCTION_IDENTITY[scan.function]))
+        return _reduced(scan.function, (name,), masked, self.expr.sizes)
 
     def _load(self, load: Load, indices: tuple[AffineIndex, ...]) -> Product:
         """An element of an input, or the value that a statement gives to one of its own."""
@@ -392,6 +407,8 @@ def _reduced(function: str, axes: tuple[str, ...], body: Product, sizes: Mapping
     if function == "sum":
         return _summed(axes, body, sizes)
     size = math.fabs(body.coefficient)
+    if function in PLACE_REDUCTIONS and body.factors and size and math.isfinite(size):
+        return _factor(Reduced(function, axes, _sign_of(body)))
     if function in ("max", "min") and body.factors and size and math.isfinite(size):
         return _times(Product(size), _factor(Reduced(function, axes, _sign_of(body))))
     return _factor(Reduced(function, axes, body))

@@ -10,6 +10,7 @@ from hal.support.errors import InputError
 from sokoban.language.expression import (
     DTYPES,
     INTEGER_DTYPES,
+    PLACE_REDUCTIONS,
     RESULT_DTYPE,
     AffineIndex,
     AxisValue,
@@ -17,6 +18,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     Value,
     loads,
@@ -103,7 +105,7 @@ _INTEGER_FUNCTIONS = frozenset(
     {"add", "sub", "mul", "neg", "min", "max", "abs", "relu", "select", "lt", "le", "gt", "ge", "eq", "ne"}
     | {"and", "or", "not"}
 )
-_INTEGER_REDUCTIONS = frozenset({"sum", "max", "min"})
+_INTEGER_REDUCTIONS = frozenset({"sum", "max", "min", *PLACE_REDUCTIONS})
 
 
 def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str], given: str | None, output: str) -> str:
@@ -125,7 +127,7 @@ def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str],
         problem, remedy = f"{dtypes[output]} is a type of inputs", RESULT_DTYPE[dtypes[output]]
         raise InputError(f"dtypes.{output}", f"{problem}, too narrow for results", f"use {remedy}, or a wider float")
     are_integers = _integer_statements(statements, dtypes)
-    reductions = [position for position, statement in enumerate(statements) if statement.reduction]
+    reductions = [position for position, statement in enumerate(statements) if not statement.is_pointwise]
     # What follows the sum may be computed in floats.
     is_integral = len(reductions) == 1 and all(are_integers[: reductions[0] + 1])
     if not reductions:
@@ -135,7 +137,9 @@ def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str],
     check_accumulate(accumulate, "float32" if accumulate == "int32" and is_integral else widest)
     if accumulate == "int32" and not is_integral:
         raise InputError("accumulate", "int32 takes one reduction of integers by functions of integers", "use float32")
-    if dtypes[output] == "int32" and not (accumulate == "int32" and all(are_integers)):
+    last = statements[-1].reduction
+    is_place = last is not None and last.is_place
+    if dtypes[output] == "int32" and not is_place and not (accumulate == "int32" and all(are_integers)):
         raise InputError(f"dtypes.{output}", "int32 keeps none but whole numbers", "use float32")
     return accumulate
 
@@ -162,7 +166,7 @@ def _is_integer(node: Value, integer_tensors: set[str]) -> bool:
         return node.tensor in integer_tensors and (node.pad is None or float(node.pad).is_integer())
     if isinstance(node, Call):
         return node.function in _INTEGER_FUNCTIONS
-    if isinstance(node, Reduction):
+    if isinstance(node, Reduction | Scan):
         return node.function in _INTEGER_REDUCTIONS
     return isinstance(node, AxisValue)
 

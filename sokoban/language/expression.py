@@ -31,6 +31,10 @@ RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "flo
 
 #: Reduction name -> the value that changes nothing.
 REDUCTION_IDENTITY: Mapping[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
+#: Reductions whose result is a place along the one axis that they reduce: of the largest and of the smallest value.
+PLACE_REDUCTIONS = ("argmax", "argmin")
+#: Word of a scan -> what it accumulates by.
+SCANS: Mapping[str, str] = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +148,38 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """``function`` (see :data:`REDUCTION_IDENTITY`) of ``body`` over ``axes``."""
+    """``function`` (of :data:`REDUCTION_IDENTITY` or :data:`PLACE_REDUCTIONS`) of ``body`` over ``axes``."""
 
     function: str
     axes: tuple[str, ...]
     body: Value
 
+    @property
+    def is_place(self) -> bool:
+        """True if its result is a place along its axis."""
+        return self.function in PLACE_REDUCTIONS
 
-Value = Constant | AxisValue | Load | Call | Reduction
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """``function`` of ``body`` over all places of ``axis`` up to the statement's own, itself included.
+
+    Attributes:
+        function: what accumulates, of :data:`REDUCTION_IDENTITY`.
+        axis: an axis of the statement.
+        body: the value that is accumulated, over the statement's axes.
+        is_reversed: places from the end of the axis on to the statement's own.
+        is_exclusive: the statement's own place is left out; its first value is the function's identity.
+    """
+
+    function: str
+    axis: str
+    body: Value
+    is_reversed: bool = False
+    is_exclusive: bool = False
+
+
+Value = Constant | AxisValue | Load | Call | Reduction | Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +228,21 @@ class Statement:
     def reduction(self) -> Reduction | None:
         """The reduction that the statement is; None for a point-wise one."""
         return self.value if isinstance(self.value, Reduction) else None
+
+    @property
+    def scan(self) -> Scan | None:
+        """The scan that the statement is; None for any other."""
+        return self.value if isinstance(self.value, Scan) else None
+
+    @property
+    def is_pointwise(self) -> bool:
+        """True if it neither reduces nor scans."""
+        return not isinstance(self.value, Reduction | Scan)
+
+    @property
+    def is_of_lines(self) -> bool:
+        """True if it goes along one axis in order: a scan, or the place of the largest or smallest value."""
+        return isinstance(self.value, Scan) or (isinstance(self.value, Reduction) and self.value.is_place)
 
 
 _Operator = TypeVar("_Operator")
@@ -302,7 +345,7 @@ def walk(value: Value) -> Iterator[Value]:
     if isinstance(value, Call):
         for argument in value.arguments:
             yield from walk(argument)
-    elif isinstance(value, Reduction):
+    elif isinstance(value, Reduction | Scan):
         yield from walk(value.body)
 
 
@@ -334,8 +377,8 @@ def rewrite(value: Value, replacements: Mapping[Value, Value]) -> Value:
         return replacements[value]
     if isinstance(value, Call):
         return Call(value.function, tuple(rewrite(argument, replacements) for argument in value.arguments))
-    if isinstance(value, Reduction):
-        return Reduction(value.function, value.axes, rewrite(value.body, replacements))
+    if isinstance(value, Reduction | Scan):
+        return replace(value, body=rewrite(value.body, replacements))
     return value
 
 
@@ -351,6 +394,8 @@ def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
     if isinstance(value, Reduction):
         axes = tuple(names.get(axis, axis) for axis in value.axes)
         return Reduction(value.function, axes, renamed_value(value.body, names))
+    if isinstance(value, Scan):
+        return replace(value, axis=names.get(value.axis, value.axis), body=renamed_value(value.body, names))
     moved = {axis: AffineIndex.axis(name) for axis, name in names.items()}
     if isinstance(value, Load):
         indices = tuple(index.substitute(moved) for index in value.indices)
@@ -375,6 +420,10 @@ def value_text(value: Value) -> str:
         return f"{value.tensor}[{', '.join(map(str, value.indices))}{pad}]"
     if isinstance(value, Reduction):
         return f"{value.function}([{', '.join(value.axes)}], {value_text(value.body)})"
+    if isinstance(value, Scan):
+        word = next(word for word, function in SCANS.items() if function == value.function)
+        options = ", reverse" * value.is_reversed + ", exclusive" * value.is_exclusive
+        return f"{word}({value.axis}, {value_text(value.body)}{options})"
     arguments = [value_text(argument) for argument in value.arguments]
     if value.function in _INFIX:
         return f"({arguments[0]} {_INFIX[value.function]} {arguments[1]})"

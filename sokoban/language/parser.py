@@ -31,6 +31,7 @@ from sokoban.language.expression import (
     Call,
     Load,
     Reduction,
+    Scan,
     Statement,
     Tensor,
     TensorExpr,
@@ -117,20 +118,21 @@ class _Lifted:
     unit_axis: str
     order: tuple[str, ...]
     statements: list[Statement] = field(default_factory=list)
-    loads: dict[Reduction, Load] = field(default_factory=dict)
+    loads: dict[Reduction | Scan, Load] = field(default_factory=dict)
 
     def lift(self, value: Value, *, top: bool = False) -> Value:
         """``value`` without reductions inside (``top`` itself may be one): ``sum(k, X[i,k]) / 2 -> Y_sum[i] / 2``."""
         if isinstance(value, Call):
             return Call(value.function, tuple(self.lift(argument) for argument in value.arguments))
-        if not isinstance(value, Reduction):
+        if not isinstance(value, Reduction | Scan):
             return value
-        reduction = Reduction(value.function, value.axes, self.lift(value.body))
-        return reduction if top else self._load_of(reduction)
+        lifted = replace(value, body=self.lift(value.body))
+        return lifted if top else self._load_of(lifted)
 
-    def _load_of(self, reduction: Reduction) -> Load:
+    def _load_of(self, reduction: Reduction | Scan) -> Load:
         if reduction not in self.loads:
-            used = set(used_axes([reduction.body])) - set(reduction.axes)
+            used = set(used_axes([reduction.body]))
+            used = used - set(reduction.axes) if isinstance(reduction, Reduction) else used | {reduction.axis}
             axes = tuple(axis for axis in self.order if axis in used)
             name = unused_name(f"{self.owner.tensor}_{reduction.function}", self.taken)
             self.taken.add(name)
@@ -318,8 +320,10 @@ def _tensor_dtypes(
     inner = {statement.tensor for statement in statements[:-1]}
     result = {tensor: dtypes.get(tensor, default_dtype) for tensor in shapes if tensor in dtypes or tensor not in inner}
     output = statements[-1].tensor
+    places = {s.tensor for s in statements if s.reduction is not None and s.reduction.is_place}
     if output not in dtypes:
-        result[output] = RESULT_DTYPE.get(default_dtype, default_dtype)
+        result[output] = "int32" if output in places else RESULT_DTYPE.get(default_dtype, default_dtype)
     accumulate = accumulate_dtype(statements, result, accumulate, output)
     check_numbers(statements, accumulate)
-    return {tensor: result.get(tensor, accumulate) for tensor in shapes}, accumulate
+    usual = dict.fromkeys(places, "int32")
+    return {tensor: result.get(tensor, usual.get(tensor, accumulate)) for tensor in shapes}, accumulate

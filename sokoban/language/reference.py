@@ -25,6 +25,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     Tensor,
     TensorExpr,
@@ -80,6 +81,10 @@ def _statement(expr: TensorExpr, statement: Statement, values: Mapping[str, Arra
     """All elements of one statement's tensor."""
     shape = tuple(expr.sizes[axis] for axis in statement.axes)
     reduction = statement.reduction
+    if statement.scan is not None:
+        return _scan(expr, statement, statement.scan, values)
+    if reduction is not None and reduction.is_place:
+        return _place(expr, statement, reduction, values)
     if reduction is None:
         value = _Block(expr.sizes, statement.axes, {}, values).evaluate(statement.value)
         return np.array(np.broadcast_to(value, shape), dtype=np.float64)
@@ -88,6 +93,33 @@ def _statement(expr: TensorExpr, statement: Statement, values: Mapping[str, Arra
         if product is not None:
             return product
     return _reduce_in_blocks(expr, statement, reduction, values)
+
+
+# Along one axis, in order
+
+
+def _scan(expr: TensorExpr, statement: Statement, scan: Scan, values: Mapping[str, Array]) -> Array:
+    """Values accumulated along an axis, one after the other."""
+    ufunc, identity = _REDUCERS[scan.function]
+    position = statement.axes.index(scan.axis)
+    shape = tuple(expr.sizes[axis] for axis in statement.axes)
+    body = np.broadcast_to(_Block(expr.sizes, statement.axes, {}, values).evaluate(scan.body), shape)
+    if scan.is_reversed:
+        body = np.flip(body, position)
+    result: Array = ufunc.accumulate(np.asarray(body, np.float64), axis=position)
+    if scan.is_exclusive:
+        first = np.full_like(np.take(result, [0], position), identity)
+        result = np.concatenate([first, np.delete(result, -1, position)], axis=position)
+    return np.ascontiguousarray(np.flip(result, position) if scan.is_reversed else result)
+
+
+def _place(expr: TensorExpr, statement: Statement, reduction: Reduction, values: Mapping[str, Array]) -> Array:
+    """Place of the largest or smallest value along an axis: of equals the first, and the first NaN if any."""
+    order = (*statement.axes, *reduction.axes)
+    shape = tuple(expr.sizes[axis] for axis in order)
+    body = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(reduction.body), shape)
+    chosen = np.argmax if reduction.function == "argmax" else np.argmin
+    return np.asarray(chosen(body, axis=-1), dtype=np.float64)
 
 
 # Any value over a block of points
@@ -336,7 +368,7 @@ def _peaks(expr: TensorExpr) -> Mapping[str, tuple[tuple[int, ...], bool]]:
     peaks = {}
     for statement in expr.statements:
         reduction = statement.reduction
-        if reduction is None or reduction.function != "max":
+        if reduction is None or reduction.function not in ("max", "argmax"):
             continue
         for load in loads(reduction.body):
             row = tuple(d for d, index in enumerate(load.indices) if set(index.axes) & set(reduction.axes))

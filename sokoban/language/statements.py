@@ -2,7 +2,8 @@
 
 ``max`` and ``min`` reduce if their first argument is a list of axes, or the bare name of an axis that is neither on the
 statement's left-hand side nor already reduced around the call; else they are the larger and the smaller of two values.
-``sum``, ``prod`` and ``mean`` always reduce.
+``sum``, ``prod``, ``mean``, ``argmax`` and ``argmin`` always reduce. ``cumsum``, ``cumprod``, ``cummax`` and ``cummin``
+go along an axis that stays; the words ``reverse`` and ``exclusive`` may follow what they accumulate.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from lark import Token, Tree
 from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE, RESERVED_NAMES, check_name, reach
 from sokoban.language.expression import (
+    PLACE_REDUCTIONS,
     REDUCTION_IDENTITY,
+    SCANS,
     AffineIndex,
     AxisValue,
     Call,
     Constant,
     Load,
     Reduction,
+    Scan,
     Statement,
     Value,
     used_axes,
@@ -38,7 +42,11 @@ if TYPE_CHECKING:
 Pads = Mapping[str, float]
 
 #: Functions that reduce.
-REDUCERS = (*REDUCTION_IDENTITY, "mean")
+REDUCERS = (*REDUCTION_IDENTITY, "mean", *PLACE_REDUCTIONS)
+#: Words that may follow what a scan accumulates.
+_SCAN_OPTIONS = ("reverse", "exclusive")
+#: Scans of which nothing is no number, so that they leave none out.
+_WITHOUT_IDENTITY = ("max", "min")
 _TRUTH_FUNCTIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
 _COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 _AFFINE_ADVICE = "an index is a sum of integer*axis terms plus an integer"
@@ -147,8 +155,10 @@ def _check_bound(axis: str, scope: _Scope) -> None:
 def _call(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
     if function in REDUCERS and _is_reduction(function, arguments, scope):
         return _reduction(function, arguments, scope)
+    if function in SCANS:
+        return _scan(function, arguments, scope)
     if function not in FUNCTIONS:
-        function_names = ", ".join(sorted({*FUNCTIONS, *REDUCERS} - RESERVED_NAMES))
+        function_names = ", ".join(sorted({*FUNCTIONS, *REDUCERS, *SCANS} - RESERVED_NAMES))
         raise scope.error(f"unknown function {function!r}", f"known: {function_names}")
     if len(arguments) != FUNCTIONS[function].arity:
         raise scope.error(f"{function} takes {FUNCTIONS[function].arity} argument(s), got {len(arguments)}")
@@ -176,6 +186,8 @@ def _reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> Value
             f"write {function}(axis, value) or {function}([axis, axis], value)",
         )
     axes = tuple(str(child) for child in first.children)
+    if function in PLACE_REDUCTIONS and len(axes) > 1:
+        raise scope.error(f"{function} is a place along one axis, not along {len(axes)}", "reduce one axis at a time")
     for position, axis in enumerate(axes):
         _check_axis(axis, scope)
         if axis in scope.left:
@@ -194,6 +206,30 @@ def _reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> Value
         count = math.prod(scope.sizes[axis] for axis in axes)
         return Call("div", (Reduction("sum", axes, body), Constant(float(count))))
     return Reduction(function, axes, body)
+
+
+def _scan(word: str, arguments: Sequence[Node], scope: _Scope) -> Scan:
+    """A scan: its axis, what it accumulates, and options."""
+    first, *others = arguments
+    assert isinstance(first, Tree)
+    if first.data != "name" or not others:
+        raise scope.error(f"{word} goes along one axis", f"write {word}(axis, value)")
+    axis = str(first.children[0])
+    _check_axis(axis, scope)
+    _check_bound(axis, scope)
+    options = [str(each.children[0]) if isinstance(each, Tree) and each.data == "name" else "" for each in others[1:]]
+    for option in options:
+        if option not in _SCAN_OPTIONS or options.count(option) > 1:
+            raise scope.error(
+                f"{word} has one value and options behind it", f"options are {' and '.join(_SCAN_OPTIONS)}"
+            )
+    function = SCANS[word]
+    if "exclusive" in options and function in _WITHOUT_IDENTITY:
+        raise scope.error(f"{word} cannot be exclusive: of no values there is no {function}", "remove exclusive")
+    body = _value(others[0], scope)
+    if _is_truth(body):
+        raise scope.error(f"{word} accumulates numbers, not comparisons", "use select(condition, 1, 0)")
+    return Scan(function, axis, body, "reverse" in options, "exclusive" in options)
 
 
 def _load(node: Tree[Token], scope: _Scope) -> Load:

@@ -12,6 +12,7 @@ from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.line import LineKernel
 from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
@@ -68,6 +69,7 @@ KINDS: Mapping[type, CompiledKind] = {
     SliceSum: CompiledKind(None),
     AttentionGradientKernel: CompiledKind(_by_registers(estimate_gradient)),
     ProductPair: CompiledKind(_by_registers(estimate_pair)),
+    LineKernel: CompiledKind(None),
 }
 
 

@@ -1,16 +1,24 @@
-"""Schedules of patch transforms, and what a schedule of any kernel is."""
+"""Schedules of patch transforms and of kernels of lines, and what a schedule of any kernel is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from sokoban.kernel.line import LineKernel
 from sokoban.kernel.patches import PatchTransform
+from sokoban.language.expression import Load
+from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.schedule import KernelSchedule
 from sokoban.schedule.tile import TileSchedule
+
+#: Elements that a thread with a line of its own has under way.
+AHEAD = 8
+#: Most adjacent elements of a thread.
+MOST_ADJACENT = 8
 
 
 @dataclass(frozen=True)
@@ -33,5 +41,89 @@ class PatchSchedule(KernelSchedule):
         return {"threads": self.threads}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LineSchedule(KernelSchedule):
+    """Schedule of a kernel of lines.
+
+    Attributes:
+        threads: threads that share a line, side by side along it; one goes along a line of its own.
+        lines: lines of a block, side by side along the last of the other axes.
+    """
+
+    threads: int
+    lines: int
+
+    @property
+    def uses_matrix(self) -> bool:
+        """False: nothing is multiplied by matrix instructions."""
+        return False
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Lines of a block and of a thread, for tables."""
+        each = "a line" if self.threads == 1 else f"1/{self.threads} line"
+        return f"{self.lines} line{'s' * (self.lines > 1)}", each, ""
+
+    def blocks(self, kernel: LineKernel) -> int:
+        """Blocks of the launch."""
+        return -(-kernel.lines // self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule."""
+        return {"threads": self.threads, "lines": self.lines}
+
+
+def adjacent_loads(kernel: LineKernel) -> tuple[Load, ...]:
+    """Loads whose elements lie side by side along a line, in the kernel's order of it."""
+    return tuple(load for load in kernel.reads if _lies_along(kernel, load) and load.pad is None)
+
+
+def _lies_along(kernel: LineKernel, load: Load) -> bool:
+    if not load.indices:
+        return False
+    *outer, innermost = load.indices
+    return (
+        innermost.terms == ((kernel.axis, 1),)
+        and not innermost.offset
+        and not any(index.coefficient(kernel.axis) for index in outer)
+    )
+
+
+def is_stored_along(kernel: LineKernel) -> bool:
+    """True if the results of a line lie side by side."""
+    return kernel.is_scan and kernel.final.axes[-1] == kernel.axis
+
+
+def line_vector(kernel: LineKernel, schedule: LineSchedule) -> int:
+    """Adjacent elements of a line that one of several threads takes at a time: by one access of 16 bytes of the widest
+    operand, where lines and rows of memory consist of so many; one where nothing lies along lines."""
+    tensors = kernel.expr.tensor_by_name
+    along = [tensors[load.tensor] for load in adjacent_loads(kernel)]
+    along += [kernel.output] if is_stored_along(kernel) else []
+    if schedule.threads == 1 or not along:
+        return 1
+    vector = min(MOST_ADJACENT, VECTOR_BYTES // max(tensor.element_bytes for tensor in along))
+    while vector > 1 and (kernel.length % vector or any(tensor.shape[-1] % vector for tensor in along)):
+        vector //= 2
+    return vector
+
+
+def turns(kernel: LineKernel, schedule: LineSchedule) -> int:
+    """Vectors of a line that each of its threads takes."""
+    return -(-kernel.length // (schedule.threads * line_vector(kernel, schedule)))
+
+
+def lies_across(kernel: LineKernel) -> bool:
+    """True if neighbouring lines lie side by side in the output: lanes of a processor's vectors have a line each."""
+    return bool(kernel.row_axes) and kernel.final.axes[-1] == kernel.row_axes[-1] and kernel.axis in _strided(kernel)
+
+
+def _strided(kernel: LineKernel) -> tuple[str, ...]:
+    """The axis of lines, where no operand lies along it."""
+    return () if any(_lies_along(kernel, load) for load in kernel.reads) else (kernel.axis,)
+
+
 #: How one kernel of a program runs, whatever kind of problem it solves.
-Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule | PairSchedule
+Schedule = (
+    TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule | PairSchedule | LineSchedule
+)

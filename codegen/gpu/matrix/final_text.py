@@ -9,7 +9,7 @@ import numpy as np
 from codegen.tir.lowered import identifier
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import makes_16_bits
-from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Reduction, Tensor, Value
+from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Tensor, Value
 from sokoban.language.functions import FUNCTIONS, expanded
 
 _BINARY = {
@@ -104,7 +104,7 @@ def value_text(
             tensor = tensors[value.tensor]
             element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
             return READ[tensor.dtype].format(element)
-        assert not isinstance(value, Reduction)
+        assert isinstance(value, Call)
         if value.function not in written and FUNCTIONS[value.function].value is not None:
             return text(expanded(value))
         return _call(value, [text(argument) for argument in value.arguments], written)

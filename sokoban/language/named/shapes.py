@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from hal.support.errors import InputError
+from sokoban.language.expression import PLACE_REDUCTIONS
 from sokoban.language.functions import FUNCTIONS
 from sokoban.language.named.base import Operator, Program, Shape, by
 
@@ -31,7 +32,7 @@ else:
 class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
     """``function`` over ``axes`` of a tensor; the reduced dimensions are gone from the output."""
 
-    function: Literal["sum", "mean", "max", "min"]
+    function: Literal["sum", "mean", "max", "min", "argmax", "argmin"]
     shape: Shape
     axes: Annotated[tuple[int, ...], Meta(min_length=1)]
 
@@ -40,6 +41,8 @@ class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
         reduced = [_dimension(axis, self.shape, f"axes[{i}]") for i, axis in enumerate(self.axes)]
         if len(set(reduced)) < len(reduced):
             raise InputError("axes", f"{list(self.axes)} names a dimension twice", "name every dimension once")
+        if self.function in PLACE_REDUCTIONS and len(reduced) > 1:
+            raise InputError("axes", f"{self.function} is a place along one dimension, not {len(reduced)}", "name one")
         sizes = dict(zip(names, self.shape, strict=True))
         output_axes = tuple(name for dimension, name in enumerate(names) if dimension not in reduced)
         if not output_axes:
@@ -48,6 +51,28 @@ class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
         text = f"Y[{','.join(output_axes)}] = {self.function}([{over}], X[{','.join(names)}])"
         stem = f"reduce_{self.function}_{by(self.shape)}_axis{by(sorted(reduced))}"
         return Program(text=text, sizes=sizes, output="Y", axes=output_axes, stem=stem)
+
+
+class ScanOperator(Operator, tag="scan", kw_only=True, frozen=True):
+    """A cumulative ``function`` along one dimension."""
+
+    function: Literal["sum", "prod", "max", "min"]
+    shape: Shape
+    axis: int = -1
+    reverse: bool = False
+    exclusive: bool = False
+
+    def program(self) -> Program:
+        line = _line(self.shape, self.axis)
+        if self.exclusive and self.function in ("max", "min"):
+            problem = f"of no values there is no {self.function}"
+            raise InputError("exclusive", problem, "remove it, or use sum or prod")
+        options = ", reverse" * self.reverse + ", exclusive" * self.exclusive
+        text = f"Y[{line.full}] = cum{self.function}({line.axis}, X[{line.full}]{options})"
+        sizes = {name: size for name, size in line.sizes.items() if name in line.names}
+        words = "_reverse" * self.reverse + "_exclusive" * self.exclusive
+        stem = f"scan_{self.function}_{by(self.shape)}_axis{line.dimension}{words}"
+        return Program(text=text, sizes=sizes, output="Y", axes=line.names, stem=stem)
 
 
 class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):

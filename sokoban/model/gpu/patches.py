@@ -38,7 +38,7 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
     reads, writes = patch * patch, transformed * transformed / transform.store_width
     # The compiler turns column by column into the first product, as the SASS of all transforms for sm_80 shows.
     registers = min(patch + transformed * patch + OVERHEAD_REGISTERS, limits.registers_per_thread)
-    resident = _resident(schedule.threads, registers, device)
+    resident = resident_blocks(schedule.threads, registers, device)
     blocks = schedule.blocks(transform)
     busiest_blocks = -(-blocks // device.unit_count)
     running = max(1, min(resident, busiest_blocks))
@@ -92,7 +92,7 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
     )
 
 
-def _resident(threads: int, registers: int, device: DeviceSpec) -> int:
+def resident_blocks(threads: int, registers: int, device: DeviceSpec) -> int:
     """Blocks that fit on a unit: the tightest of threads, registers and the block limit; 0 where none fits."""
     limits, lanes = device.limits, device.warp_lanes
     if threads > limits.threads_per_block:

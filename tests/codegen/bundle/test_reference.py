@@ -29,6 +29,9 @@ OPERATORS: list[dict[str, Any]] = [
     {"op": "max_pool2d", "n": 1, "c": 3, "h": 8, "w": 8, "kh": 2, "kw": 2, "stride": 2, "padding": 1},
     {"op": "reduce", "function": "mean", "shape": [3, 2000], "axes": [1], "dtype": "float64"},
     {"op": "reduce", "function": "min", "shape": [4099], "axes": [0]},
+    {"op": "reduce", "function": "argmax", "shape": [3, 1500, 2], "axes": [1], "dtype": "float16"},
+    {"op": "scan", "function": "sum", "shape": [3, 40, 5], "axis": 1, "reverse": True},
+    {"expr": "Y[j,i] = cumprod(j, 1 + X[i,j] / 9, exclusive) - i", "sizes": {"i": 3, "j": 40}},
     {
         "expr": "Y[i,j] = select(i < j and not (X[i,j] == 0), -log(X[i,j]) ** 2, rsqrt(Z[j,i]) + i - 3)",
         "sizes": {"i": 6, "j": 11},

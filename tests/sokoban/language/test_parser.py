@@ -303,7 +303,8 @@ def test_error(text: str, sizes: dict[str, int], message: str) -> None:
 
 def test_unknown_function_lists_the_known_ones() -> None:
     with pytest.raises(
-        InputError, match=r"^expr: statement Y: unknown function 'system'; known: abs, add, ceil, cos, "
+        InputError,
+        match=r"^expr: statement Y: unknown function 'system'; known: abs, add, argmax, argmin, ceil, cos, ",
     ):
         parse("Y[i] = system(X[i])", i=3)
 

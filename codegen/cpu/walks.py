@@ -1,0 +1,151 @@
+"""Scans, and places of largest and smallest values, for CPUs: a line after the other, or a vector of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.cpu.cuts import position, vectors
+from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat, reads_inside
+from codegen.cpu.functions import VectorValue
+from codegen.tir.carried import NOWHERE, Carried
+from codegen.tir.lowering import LoweringRequest
+from codegen.tir.statements import local_buffer, named
+from codegen.tir.values import Expr
+from sokoban.kernel.line import LineKernel
+from sokoban.language.expression import Load, Value
+from sokoban.schedule.patches import LineSchedule, lies_across
+
+Point = Mapping[str, Expr]
+
+
+def takes(request: LoweringRequest[LineKernel, LineSchedule]) -> bool:
+    """Kernels of lines."""
+    return True
+
+
+def lower(request: LoweringRequest[LineKernel, LineSchedule]) -> LoweredCpu:
+    """The kernel of a scan or place."""
+    walks = _Walks(request)
+    return lowered_blocks(request, blocks=walks.blocks, scratch_elements=0, body=walks.block)
+
+
+class _Walks:
+    """One kernel: blocks of lines, or of vectors of neighbouring lines."""
+
+    def __init__(self, request: LoweringRequest[LineKernel, LineSchedule]) -> None:
+        kernel, schedule = request.problem, request.schedule
+        self.kernel, self.sizes, self.tensors = kernel, kernel.sizes, kernel.expr.tensor_by_name
+        self.dtype, self.carried = kernel.expr.accumulate, Carried(kernel)
+        last = self.sizes[kernel.row_axes[-1]] if lies_across(kernel) else 1
+        self.lanes = min(lanes_of(request), last)
+        #: Vectors along the last of the other axes, and all of them.
+        self.across = -(-last // self.lanes)
+        self.groups = kernel.lines // last * self.across
+        self.each = max(1, min(self.groups, schedule.lines // self.lanes))
+        self.pieces = vectors(last % self.lanes, self.lanes)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the launch."""
+        return -(-self.groups // self.each)
+
+    def block(self, buffers: CpuBuffers, number: Expr) -> None:
+        """All lines of a block."""
+        self.buffers = buffers
+        first = number * self.each
+        with named(T.serial, tirx.min(self.each, self.groups - first), "line") as line:
+            self._group(first + line)
+
+    def _group(self, group: Expr) -> None:
+        """A vector of lines; the last of an axis may be shorter ones."""
+        axes = self.kernel.row_axes
+        row: dict[str, Expr] = {}
+        vector = lies_across(self.kernel)
+        if vector:
+            row[axes[-1]] = tirx.floormod(group, self.across) * self.lanes
+            group = tirx.floordiv(group, self.across)
+        for axis in reversed(axes[:-1] if vector else axes):
+            row[axis] = tirx.floormod(group, self.sizes[axis]) if axis != axes[0] else group
+            group = tirx.floordiv(group, self.sizes[axis])
+        if not self.pieces:
+            self._line(row, self.lanes)
+            return
+        last = axes[-1]
+        with T.If(row[last] + self.lanes <= self.sizes[last]), T.Then():
+            self._line(row, self.lanes)
+        with T.If(row[last] + self.lanes > self.sizes[last]), T.Then():
+            for start, width in self.pieces:
+                self._line({**row, last: row[last] + start}, width)
+
+    def _line(self, row: Point, width: int) -> None:
+        """``width`` neighbouring lines from ``row`` on, an element of each at a time."""
+        kernel = self.kernel
+        carried = local_buffer("carried", width, self.dtype)
+        places = None if kernel.is_scan else local_buffer("places", width, "int32")
+        with T.vectorized(width) as lane:
+            T.buffer_store(carried, self.carried.first, [lane])
+            if places is not None:
+                T.buffer_store(places, tirx.const(NOWHERE, "int32"), [lane])
+        body = self._value(kernel.body, width, self.dtype)
+        final = self._value(kernel.final.value, width, kernel.expr.final_dtype)
+        with named(T.serial, kernel.length, "place") as place:
+            index = kernel.length - 1 - place if kernel.is_reversed else place
+            with T.vectorized(width) as lane:
+                point = self._lane({**row, kernel.axis: index}, lane)
+                value = body.at(point, self._reader(point, self.dtype), lane)
+                if places is not None:
+                    self._take(carried, places, value, place, lane)
+                elif kernel.is_exclusive:
+                    # What was carried is stored first, the value that it grows by read before that.
+                    self._grown(final, point, carried, value, lane)
+                else:
+                    T.buffer_store(carried, self.carried.combine(carried[lane], value), [lane])
+                    self._store(final, point, carried[lane], lane)
+        if places is not None:
+            with T.vectorized(width) as lane:
+                self._store(final, self._lane(row, lane), places[lane], lane)
+
+    def _take(self, best: Any, places: Any, value: Expr, place: Expr, lane: Expr) -> None:
+        better = self.carried.is_better(value, place, best[lane], places[lane])
+        T.buffer_store(places, tirx.Select(better, place, places[lane]), [lane])
+        T.buffer_store(best, tirx.Select(tirx.EQ(places[lane], place), value, best[lane]), [lane])
+
+    def _grown(self, final: VectorValue, point: Point, carried: Any, value: Expr, lane: Expr) -> None:
+        self._store(final, point, carried[lane], lane)
+        T.buffer_store(carried, self.carried.combine(carried[lane], value), [lane])
+
+    def _lane(self, point: Point, lane: Expr) -> Point:
+        """A point of the line that is in a lane."""
+        if not lies_across(self.kernel):
+            return point
+        last = self.kernel.row_axes[-1]
+        return {**point, last: point[last] + lane}
+
+    def _store(self, final: VectorValue, point: Point, result: Expr, lane: Expr) -> None:
+        kernel = self.kernel
+        value = result
+        if not isinstance(kernel.final.value, Load):
+            value = final.at(point, self._reader(point, final.dtype, result), lane)
+        place = position([point[axis] for axis in kernel.final.axes], kernel.output.shape)
+        T.buffer_store(self.buffers.output, value.astype(kernel.output.dtype), [place])
+
+    def _value(self, value: Value, width: int, dtype: str) -> VectorValue:
+        def is_inside(load: Load) -> bool:
+            is_result = load.tensor == self.kernel.line.tensor
+            return is_result or reads_inside(load, self.tensors[load.tensor], self.sizes)
+
+        return VectorValue(value, dtype, width, is_inside)
+
+    def _reader(self, point: Point, dtype: str, result: Expr | None = None) -> Callable[[Load], Expr]:
+        def read(load: Load) -> Expr:
+            if load.tensor == self.kernel.line.tensor:
+                assert result is not None
+                return result.astype(dtype)
+            source = self.buffers.sources[load.tensor]
+            return read_flat(load, self.tensors[load.tensor], source, point, self.sizes, dtype)
+
+        return read

@@ -1,0 +1,42 @@
+"""Numbers that kernels of lines carry from element to element, with one meaning for every target."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from codegen.tir.values import Expr, combine, constant
+from sokoban.kernel.line import LineKernel
+from sokoban.language.expression import REDUCTION_IDENTITY
+
+#: A place that no element has.
+NOWHERE = 2**31 - 1
+
+
+class Carried:
+    """Numbers that a line carries, of a scan or a place, and how one more element changes them."""
+
+    def __init__(self, kernel: LineKernel) -> None:
+        self.kernel, self.dtype = kernel, kernel.expr.accumulate
+
+    @property
+    def first(self) -> Expr:
+        """The number that changes nothing."""
+        function = {"argmax": "max", "argmin": "min"}.get(self.kernel.walk.function, self.kernel.walk.function)
+        return constant(REDUCTION_IDENTITY[function], self.dtype)
+
+    def combine(self, total: Expr, value: Expr) -> Expr:
+        """Total of a scan with one more value."""
+        return combine(self.kernel.walk.function, total, value)
+
+    def is_better(self, value: Expr, place: Expr, best: Expr, best_place: Expr) -> Expr:
+        """Truth of an element being the one that is looked for, rather than the best so far: NaN is the largest and
+        the smallest of all, and of equals the first is taken."""
+        is_larger = value > best if self.kernel.walk.function == "argmax" else value < best
+        is_equal, is_before = tirx.EQ(value, best), place < best_place
+        if not self.dtype.startswith("float"):
+            return tirx.any(is_larger, tirx.all(is_equal, is_before))
+        undefined, best_undefined = tirx.isnan(value), tirx.isnan(best)
+        return tirx.any(
+            tirx.all(tirx.any(is_larger, undefined), tirx.Not(best_undefined)),
+            tirx.all(tirx.any(is_equal, tirx.all(undefined, best_undefined)), is_before),
+        )

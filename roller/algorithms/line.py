@@ -1,0 +1,111 @@
+"""Scans, and places along an axis, in one kernel: how many threads share a line, and how many lines a block has.
+
+There is nothing to reuse, so that tiles need no growth: RATIONAL prices every number of threads that a line has work
+for, and a line for each thread where lines lie side by side. On processors cores take blocks of lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
+from roller.construct.program import ProgramPart
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.line import LineKernel
+from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.problem import Problem
+from sokoban.model.cpu.lines import estimate_cpu_lines
+from sokoban.model.gpu.lines import estimate_lines
+from sokoban.schedule.cutting import cut, resize
+from sokoban.schedule.patches import AHEAD, LineSchedule, line_vector
+
+#: The name of the algorithm.
+NAME = "line"
+
+#: Threads that share a line, and those of a block.
+THREADS = (1, 32, 64, 128, 256, 512, 1024)
+BLOCK_THREADS = (32, 64, 128, 256, 512, 1024)
+#: Blocks of lines of a processor, for each core.
+CORE_BLOCKS = (1, 4, 16)
+#: Lines that are gone along to prove a kernel: a place is not missed by chance.
+LEAST_LINES = 8
+
+
+@dataclass(frozen=True)
+class WholeLine:
+    """An operator as one kernel of lines; see :class:`roller.algorithms.chain.Split`."""
+
+    def problems(self, form: KernelForm) -> tuple[Problem, ...]:
+        """The kernel."""
+        return (form.line_kernel,)
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[LineSchedule]) -> tuple[KernelForm, WholeLine]:
+        """A few blocks of lines of several turns; the axis of lines keeps what it is divided by."""
+        return resize(form, needed_sizes(form.sizes, [(form, line_sizes(form.line_kernel, schedules[0]))])), self
+
+    def tolerance(self, form: KernelForm) -> float | None:
+        """That of the dtype."""
+        return None
+
+
+def line_sizes(kernel: LineKernel, schedule: LineSchedule) -> dict[str, int]:
+    """Sizes over which a line has two full turns and its remainder, and lines fill two blocks and theirs."""
+    turn = AHEAD if schedule.threads == 1 else schedule.threads * line_vector(kernel, schedule)
+    sizes = {kernel.axis: cut(kernel.length, turn)}
+    left = max(LEAST_LINES, cut(kernel.lines, schedule.lines))
+    for axis in reversed(kernel.row_axes):
+        sizes[axis] = max(1, min(kernel.sizes[axis], left))
+        left = -(-left // sizes[axis])
+    return sizes
+
+
+def consider(placed: PlacedForm, top_k: int) -> Considered:
+    """The ``top_k`` best programs of a scan or place.
+
+    Raises:
+        InputError: the device has no kernels.
+    """
+    parts = line_parts(placed.form, placed.device)
+    chains = tuple(ChainProgram(NAME, part.label, placed.form, WholeLine(), (part,)) for part in parts[:top_k])
+    return Considered(NAME, chains, scored=len(parts))
+
+
+def line_parts(form: KernelForm, device: DeviceSpec) -> list[ProgramPart]:
+    """Kernels of a scan or place, best first.
+
+    Raises:
+        InputError: the device has no kernels.
+    """
+    if device.code_generator is None:
+        raise InputError(form.expr.name, f"there are no kernels for {device.name}", "name a GPU or a processor")
+    kernel = form.line_kernel
+    on_gpu = device.teu.lane == "thread"
+    schedules = _gpu_schedules(kernel, device) if on_gpu else _cpu_schedules(kernel, device)
+    estimate = estimate_lines if on_gpu else estimate_cpu_lines
+    parts = [
+        ProgramPart(", ".join(schedule.cells[:2]), kernel, schedule, estimate(kernel, schedule, device), NAME)
+        for schedule in dict.fromkeys(schedules)
+    ]
+    return sorted(parts, key=lambda part: part.estimate.seconds)
+
+
+def _gpu_schedules(kernel: LineKernel, device: DeviceSpec) -> Iterator[LineSchedule]:
+    """Threads that have something to do, in blocks that the device has room for."""
+    for threads in THREADS:
+        shared = LineSchedule(threads=threads, lines=1)
+        if threads > 32 and threads * line_vector(kernel, shared) >= 2 * kernel.length:
+            continue
+        for block in BLOCK_THREADS:
+            if threads <= block <= device.limits.threads_per_block:
+                lines = block // threads
+                if lines == 1 or lines < 2 * kernel.lines:
+                    yield LineSchedule(threads=threads, lines=lines)
+
+
+def _cpu_schedules(kernel: LineKernel, device: DeviceSpec) -> Iterator[LineSchedule]:
+    """Blocks for all cores, several each."""
+    for count in CORE_BLOCKS:
+        yield LineSchedule(threads=1, lines=max(1, kernel.lines // (device.unit_count * count)))

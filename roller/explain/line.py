@@ -1,0 +1,44 @@
+"""Explanation of kernels of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hal.spec.device import DeviceSpec
+from roller.explain.pace import stage_bars
+from roller.text.quantities import count_text, time_text, wrapped
+from sokoban.kernel.line import LineKernel
+from sokoban.model.estimates import Estimate
+from sokoban.schedule.patches import AHEAD, LineSchedule, line_vector, turns
+
+
+def line_origin(kernel: LineKernel, schedule: LineSchedule) -> Iterator[str]:
+    """Reasons for a program of lines."""
+    shared = f"{schedule.threads} threads share a line" if schedule.threads > 1 else "a thread has a line of its own"
+    yield from wrapped(
+        f"{count_text(kernel.lines, 'line')} of {count_text(kernel.length, 'element')} along {kernel.axis}, each gone "
+        f"along once; {shared}: the fastest by RATIONAL of all numbers that have something to do"
+    )
+
+
+def line_lines(kernel: LineKernel, schedule: LineSchedule, estimate: Estimate, device: DeviceSpec) -> Iterator[str]:
+    """The kernel of a scan or place: its launch, what a turn is, its stages."""
+    if device.teu.lane != "thread":
+        yield f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.lines, 'line')}"
+    else:
+        threads = schedule.threads * schedule.lines
+        yield (
+            f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(threads, 'thread')}, "
+            f"{count_text(schedule.lines, 'line')} each, {estimate.blocks_per_unit} at a time on a unit"
+        )
+        if schedule.threads == 1:
+            yield f"  a thread loads {AHEAD} elements before it uses the first"
+        else:
+            vector, count = line_vector(kernel, schedule), turns(kernel, schedule)
+            carried = "carries on" if kernel.is_scan else "keeps the best of"
+            yield from wrapped(
+                f"a thread takes {count_text(vector, 'adjacent element')} of a line at each of "
+                f"{count_text(count, 'turn')} and {carried} what the ones before came to"
+            )
+    yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
+    yield from stage_bars(estimate)

@@ -1,0 +1,173 @@
+"""Kernels of lines: what goes along one axis in order, a line of elements for every point of the other axes.
+
+A scan (a cumulative sum, product, largest or smallest) leaves an element for each of the line's; the place of the
+largest or smallest value leaves one for the line. Both carry what they have seen from element to element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sokoban.kernel.kernel import Kernel
+from sokoban.kernel.statements import (
+    axes_of,
+    distinct_reduced_axes,
+    reads_elementwise,
+    renamed_to,
+    too_much,
+    widened_tensors,
+)
+from sokoban.language.expression import (
+    AffineIndex,
+    Load,
+    Reduction,
+    Scan,
+    Statement,
+    Tensor,
+    TensorExpr,
+    Value,
+    loads,
+    statement_text,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineKernel(Kernel):
+    """A scan or a place along an axis, and one point-wise statement of what it makes.
+
+    Attributes:
+        expr: two statements over fused axes: the scan or place, and what defines the output.
+    """
+
+    expr: TensorExpr
+
+    #: A compiler writes its text, which has no narrow floats in OpenCL C.
+    KEEPS_NARROW_FLOATS = False
+
+    @property
+    def name(self) -> str:
+        """Name of the operator."""
+        return self.expr.name
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that it reads."""
+        return self.expr.inputs
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it writes."""
+        return self.expr.output
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Elements of every axis."""
+        return self.expr.sizes
+
+    def widened(self) -> LineKernel:
+        """The kernel with narrower floats in float32."""
+        return replace(self, expr=replace(self.expr, tensors=widened_tensors(self.expr.tensors)))
+
+    def statement_text(self) -> str:
+        """Computation of the kernel, as the expression language writes it."""
+        return "; ".join(statement_text(statement) for statement in self.expr.statements)
+
+    @property
+    def line(self) -> Statement:
+        """The statement of the scan or place."""
+        return self.expr.statements[0]
+
+    @property
+    def final(self) -> Statement:
+        """The point-wise statement that defines the output."""
+        return self.expr.statements[1]
+
+    @cached_property
+    def walk(self) -> Scan | Reduction:
+        """The scan or place."""
+        value = self.line.value
+        assert isinstance(value, Scan | Reduction)
+        return value
+
+    @property
+    def is_scan(self) -> bool:
+        """True if it leaves an element for each of a line's."""
+        return self.line.scan is not None
+
+    @property
+    def is_reversed(self) -> bool:
+        """True if lines are gone along from their ends."""
+        return isinstance(self.walk, Scan) and self.walk.is_reversed
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True if an element is left out of its own result."""
+        return isinstance(self.walk, Scan) and self.walk.is_exclusive
+
+    @cached_property
+    def axis(self) -> str:
+        """The axis that lines lie along."""
+        return self.walk.axis if isinstance(self.walk, Scan) else self.walk.axes[0]
+
+    @cached_property
+    def row_axes(self) -> tuple[str, ...]:
+        """The other axes, as the output has them: a line for each of their points."""
+        return tuple(axis for axis in self.final.axes if axis != self.axis)
+
+    @property
+    def length(self) -> int:
+        """Elements of a line."""
+        return self.sizes[self.axis]
+
+    @cached_property
+    def lines(self) -> int:
+        """Number of lines."""
+        return math.prod(self.sizes[axis] for axis in self.row_axes)
+
+    @property
+    def body(self) -> Value:
+        """The value that lines are of."""
+        return self.walk.body
+
+    @cached_property
+    def reads(self) -> tuple[Load, ...]:
+        """Distinct loads of inputs, by either statement."""
+        every = (*loads(self.body), *loads(self.final.value))
+        return tuple(dict.fromkeys(load for load in every if load.tensor != self.line.tensor))
+
+
+def line_expression(expr: TensorExpr) -> TensorExpr | None:
+    """The two statements of a :class:`LineKernel` that an operator of fused axes is; None where no statement of it is
+    of lines.
+
+    Raises:
+        InputError: it has more than one such statement, or a reduction besides.
+    """
+    lines = [statement for statement in expr.statements if statement.is_of_lines]
+    if not lines:
+        return None
+    others = [each for each in expr.statements if not each.is_pointwise and each is not lines[0]]
+    if others:
+        raise too_much(expr, f"{lines[0].tensor} goes along an axis in order, and {others[0].tensor} is no value of it")
+    if expr.statements[-1] is lines[0]:
+        expr = _with_copy(expr)
+    line, final = expr.statements
+    if not reads_elementwise(final, line):
+        raise too_much(expr, f"{final.tensor} reads more than its own element of {line.tensor}")
+    if line.reduction is not None:
+        expr, (line,) = distinct_reduced_axes(expr, (line,), final.axes)
+    renamed = renamed_to(final, line)
+    return replace(expr, axes=axes_of(expr, (renamed, final)), statements=(renamed, final))
+
+
+def _with_copy(expr: TensorExpr) -> TensorExpr:
+    """``C = cumsum(...)`` -> ``C_acc = cumsum(...); C = C_acc``: what accumulates has a dtype of its own."""
+    last, tensor = expr.statements[-1], expr.output
+    dtype = expr.accumulate if last.scan is not None else "int32"
+    accumulator = Tensor(f"{tensor.name}_acc", tensor.shape, dtype)
+    load = Load(accumulator.name, tuple(AffineIndex.axis(axis) for axis in last.axes))
+    statements = (Statement(accumulator.name, last.axes, last.value), Statement(tensor.name, last.axes, load))
+    return replace(expr, tensors=(*expr.tensors[:-1], accumulator, tensor), statements=statements)

@@ -1,0 +1,48 @@
+"""RATIONAL for kernels of lines on processors: elements one after the other, or a vector of neighbouring lines."""
+
+from __future__ import annotations
+
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.instructions import value_instructions
+from sokoban.kernel.line import LineKernel
+from sokoban.model.cpu.stages import CHAIN_CYCLES, COPYING, SHARED_OVERLAP, STAGES, WAITING
+from sokoban.model.cpu.work import FUNCTION_INSTRUCTIONS, TURN_INSTRUCTIONS
+from sokoban.model.estimates import Estimate
+from sokoban.schedule.patches import LineSchedule, lies_across
+
+#: Instructions by which a value is compared with the best so far, and taken.
+PLACE_INSTRUCTIONS = 6.0
+
+
+def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpec) -> Estimate:
+    """The predicted time of a kernel of lines on a processor: the slower of its instructions and of sums that wait for
+    themselves, and memory, which share a little of their time."""
+    lanes = max(1, device.teu.lanes * 4 // DTYPE_BYTES[kernel.expr.accumulate]) if lies_across(kernel) else 1
+    blocks, units = schedule.blocks(kernel), device.unit_count
+    uneven = -(-blocks // units) * units / blocks
+    steps = kernel.lines * kernel.length / lanes
+    combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS
+    work = value_instructions(kernel.body, None, FUNCTION_INSTRUCTIONS) + combining + len(kernel.reads)
+    if kernel.is_scan:
+        work += value_instructions(kernel.final.value, None, FUNCTION_INSTRUCTIONS) + 1.0
+    cycles = device.clocks.boost_hz * units
+    issue = steps * (work + TURN_INSTRUCTIONS) / ((device.teu.issue_per_cycle or device.teu.group_size) * cycles)
+    chain = steps * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
+    moved = kernel.output.size_bytes + sum(tensor.size_bytes for tensor in kernel.inputs)
+    dram = moved / device.dram.bandwidth_bytes_per_second
+    core = max(issue, chain)
+    seconds = (core**SHARED_OVERLAP + dram**SHARED_OVERLAP) ** (1.0 / SHARED_OVERLAP) * uneven
+    starting = blocks * device.block_launch_seconds
+    names = (*STAGES, WAITING, COPYING, *(layer.name for layer in device.layers[2:]), "block_launch")
+    stages = dict.fromkeys(names, 0.0)
+    stages |= {"issue": issue, "chain": chain, device.dram.name: dram, "block_launch": starting}
+    return Estimate(
+        seconds=seconds + starting + device.launch_overhead_seconds,
+        bound=max(stages, key=lambda stage: stages[stage]),
+        stage_seconds=stages,
+        registers=lanes * (2 + len(kernel.reads)),
+        shared_bytes=0,
+        blocks_per_unit=1,
+        wave_count=-(-blocks // units),
+    )
