@@ -248,8 +248,8 @@ def _labels(
     if "return_loss" in parameters and "pixel_values" in inputs:
         return {"return_loss": True}
     # Losses over alignments read the lengths of texts on the host.
-    # Those of objects match boxes to them there.
-    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection")):
+    # Those of objects match boxes to them there; those of depths are not in transformers.
+    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection", "DepthEstimation")):
         return {}
     if kind.endswith("SemanticSegmentation"):
         return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}

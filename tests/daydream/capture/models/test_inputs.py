@@ -54,6 +54,15 @@ def test_patches_of_images_come_with_their_shapes(tmp_path: Path) -> None:
     assert sizes(path) == {"pixel_values": (3, 36, 48), "pixel_attention_mask": (3, 36), "spatial_shapes": (3, 2)}
 
 
+def test_depths_have_no_labels_for_want_of_a_loss(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, model_type="depth_anything", architectures=["DepthAnythingForDepthEstimation"], patch_size=14,
+        backbone_config={"model_type": "dinov2", **VISION, "image_size": 28, "patch_size": 14},
+        reassemble_factors=[1], neck_hidden_sizes=[8], fusion_hidden_size=8,
+    )  # fmt: skip
+    assert sizes(path, training=True) == {"pixel_values": (3, 3, 28, 28)}
+
+
 def test_a_language_is_chosen_where_a_model_wants_one(tmp_path: Path) -> None:
     path = write(
         tmp_path, model_type="xmod", architectures=["XmodForMaskedLM"], languages=["de_DE"], max_position_embeddings=50,
