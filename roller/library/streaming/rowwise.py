@@ -52,8 +52,10 @@ NORM_FIXED, NORM_STEP = 170.0, 125.0
 #: on PyTorch's forward kernels on an H200.
 RMS_SHARE = 0.43
 
-#: Layer norm backward: columns of a block that adds the gradients of scale and shift over all rows.
-COLUMN_TILE = 32
+#: Layer norm backward: columns of a block that adds the gradients of scale and shift over all rows; rows from which on
+#: slices of them have blocks of their own where columns make few, and blocks then
+#: (``LaunchGammaBetaBackwardCUDAKernel``).
+COLUMN_TILE, SLICED_ROWS, SLICED_BLOCKS = 32, 65_536, 32_768
 
 #: Layer norm: threads per row.
 NORM_THREADS = 128
@@ -149,8 +151,14 @@ def layer_norm_seconds(
     if direction == "forward":
         return _together(device, stages, kernels, algorithm)
     tiles = np.ceil(wide / COLUMN_TILE)
-    columns = row_kernel_seconds("torch norm columns", tiles, high * COLUMN_TILE, device, dtype_bytes=dtype_bytes)
-    return _together(device, stages, kernels, algorithm, columns)
+    # Few columns of many rows are summed in slices of rows, which another kernel adds.
+    is_sliced = (high > SLICED_ROWS) & (tiles < device.unit_count / 2)
+    slices = np.where(is_sliced, np.minimum(SLICED_BLOCKS // tiles, np.ceil(high / 32)), 1.0)
+    rows = np.ceil(high / slices)
+    columns = row_kernel_seconds(
+        "torch norm columns", tiles * slices, rows * COLUMN_TILE, device, dtype_bytes=dtype_bytes
+    )
+    return _together(device, stages, kernels + is_sliced, algorithm, columns)
 
 
 def _turns_seconds(device: DeviceSpec, rows: Floats, columns: Floats) -> Floats:
