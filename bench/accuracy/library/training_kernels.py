@@ -349,10 +349,10 @@ def kernel_table(measured: Sequence[Measured]) -> Table:
         with flushed_cache():
             prices = iter(price([call for row in rows for call in row.calls], device))
         seconds = np.array([sum(next(prices).seconds for _ in row.calls) for row in rows])
-        # After an event the launch of the first kernel is seen whole; what follows it, kernels and the second event, is
-        # queued behind what runs.
-        gap = device.launch_overhead_seconds - EMPTY_SECONDS
-        seconds += np.array([row.events * (EMPTY_SECONDS + gap * (len(row.calls) + 1)) for row in rows])
+        # Events are seen with a whole launch each, kernels that queue behind others without what an empty one runs.
+        launch = device.launch_overhead_seconds
+        gaps = [2 * launch + (len(row.calls) - 1) * (launch - EMPTY_SECONDS) for row in rows]
+        seconds += np.array([row.events for row in rows]) * gaps
         ratios = seconds / np.array([row.seconds for row in rows])
         figures = (str(len(rows)), f"{np.abs(ratios - 1).mean():.1%}", f"{ratios.mean():.2f}", f"{rows[0].bar:g}%")
         view.add_row(device.title, group, *figures)

@@ -110,15 +110,17 @@ ROW_KERNELS: Mapping[str, RowKernel] = {
     "flashinfer act_and_mul": RowKernel(threads=1024, moved=3, vector=True, instructions=8),
     "torch indexSelectLargeIndex": RowKernel(threads=128, unit_blocks=8, moved=2, again=1, instructions=45),
     "torch indexSelectSmallIndex": RowKernel(threads=128, unit_blocks=8, moved=2, again=1, instructions=45),
-    "cudnn norm": RowKernel(threads=1024, least=128, moved=2, vector=True, in_registers=True, fixed=1, instructions=2),
+    "cudnn norm": RowKernel(
+        threads=1024, least=128, moved=2, vector=True, in_registers=True, fixed=1, instructions=0, unit_blocks=16
+    ),
     "cudnn norm backward": RowKernel(
-        threads=1024, least=128, moved=3, vector=True, in_registers=True, fixed=3, instructions=4
+        threads=1024, least=128, moved=3, vector=True, in_registers=True, fixed=3, instructions=0, unit_blocks=16
     ),
     # A column of partial sums for each unit, which blocks of 32 warps add, 32 columns a block.
     "cudnn norm partial sums": RowKernel(threads=1024, moved=1, fixed=1),
     # Rows are tiles: 32 columns of all rows, eight rows a thread in a step (GammaBetaBackwardCUDAKernel), and what
     # Inductor's heuristics for outer reductions give a block, 512 elements a step.
-    "torch norm columns": RowKernel(threads=1024, moved=2, loaded=8, fixed=1, instructions=3),
+    "torch norm columns": RowKernel(threads=1024, moved=2, loaded=8, fixed=1, instructions=2),
     "inductor norm columns": RowKernel(threads=128, moved=2, loaded=4, fixed=1, instructions=2),
     "inductor norm": _triton(2, least=128),
     "inductor norm backward": _triton(3, least=128),
@@ -196,7 +198,7 @@ def row_kernel_seconds(
     )
     memory, arithmetic = np.maximum(stages["dram"] + stages["l2"], stages["ports"]), stages["arithmetic"]
     # Rows in registers of several blocks take turns at memory and arithmetic; steps and lone blocks do not.
-    turned = kernel.in_registers and kernel.unit_blocks != 1
-    busy = (np.hypot(memory, arithmetic) if turned else memory + arithmetic) + stages["waits"]
+    turned = kernel.in_registers and not kernel.unit_blocks
+    busy = np.hypot(np.hypot(memory, arithmetic), stages["waits"]) if turned else memory + arithmetic + stages["waits"]
     seconds = np.maximum(busy, stages["launch"]) + kernel_seconds_floor(device)
     return library_time(device, stages, seconds, np.ones(high.shape), name)
