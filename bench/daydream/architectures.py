@@ -156,11 +156,12 @@ def _at_most(seconds: int) -> Iterator[None]:
         raise InputError("capture", f"takes more than {seconds} s")
 
     usual = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    # Once more every second: what is raised while an object is deleted is lost.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, usual)
 
 

@@ -159,11 +159,9 @@ def layer_norm_seconds(
     # Few columns of many rows are summed in slices of rows, which another kernel adds.
     is_sliced = (high > SLICED_ROWS) & (tiles < device.unit_count / 2)
     slices = np.where(is_sliced, np.minimum(SLICED_BLOCKS // tiles, np.ceil(high / 32)), 1.0)
-    rows = np.ceil(high / slices)
-    columns = row_kernel_seconds(
-        "torch norm columns", tiles * slices, rows * COLUMN_TILE, device, dtype_bytes=dtype_bytes
-    )
-    return _together(device, stages, kernels + is_sliced, algorithm, columns)
+    walked = np.ceil(high / slices) * COLUMN_TILE
+    sums = row_kernel_seconds("torch norm columns", tiles * slices, walked, device, dtype_bytes=dtype_bytes)
+    return _together(device, stages, kernels + is_sliced, algorithm, sums)
 
 
 def _turns_seconds(device: DeviceSpec, rows: Floats, columns: Floats) -> Floats:
