@@ -46,8 +46,8 @@ LAYERS = frozenset({
 #: Fields of configurations that name the token of an image.
 IMAGE_TOKENS = ("image_token_index", "image_token_id", "video_token_index", "video_token_id")
 
-#: What models' data are taken for, and the board that prices.
-ASSUMED, BOARD = ("nonzero=0.1", "item=0"), "h100-sxm-80gb"
+#: What models' data are taken for, in turn until a model runs: first nothing; and the board that prices.
+ASSUMED, BOARD = ((), ("nonzero=0.1", "item=0"), ("nonzero=0.5", "item=1")), "h100-sxm-80gb"
 
 #: Samples of a step: statistics of a batch want two.
 BATCH = 2
@@ -156,42 +156,47 @@ def _at_most(seconds: int) -> Iterator[None]:
         raise InputError("capture", f"takes more than {seconds} s")
 
     usual = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    # Once more every second: what is raised while an object is deleted is lost.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, usual)
 
 
 def answer(kind: str, data: Mapping[str, Any], mode: str, folder: Path, limit: int) -> Answer:
-    """The predicted step of an architecture, first without supposing anything."""
-    from daydream.capture.failures import DataDependentError
+    """The predicted step of an architecture by the first of :data:`ASSUMED` that has one."""
+    path, begin = folder / "config.json", time.perf_counter()
+    path.write_text(json.dumps(data), "utf-8")
+    milliseconds, reason, assumed = 0.0, "", False
+    for assume in ASSUMED:
+        milliseconds, reason = _milliseconds(path, mode, assume, limit)
+        assumed = bool(assume)
+        if not reason:
+            break
+    return Answer(
+        kind=kind, class_name=data["architectures"][0], mode=mode, seconds=time.perf_counter() - begin, reason=reason,
+        assumed=assumed, milliseconds=milliseconds,
+    )  # fmt: skip
+
+
+def _milliseconds(path: Path, mode: str, assume: tuple[str, ...], limit: int) -> tuple[float, str]:
+    """The predicted step, or why there is none."""
     from daydream.capture.options import CaptureOptions
     from daydream.capture.sources import captured
     from daydream.prediction.step import predicted
     from hal.catalog import load_device
 
-    path, begin = folder / "config.json", time.perf_counter()
-    path.write_text(json.dumps(data), "utf-8")
-    reason, assumed, milliseconds = "", False, 0.0
     try:
         with _at_most(limit):
-            try:
-                step = captured(f"hf:{path}", CaptureOptions(mode=mode, batch=BATCH))
-            except DataDependentError:
-                assumed = True
-                step = captured(f"hf:{path}", CaptureOptions(mode=mode, batch=BATCH, assume=ASSUMED))
-            milliseconds = predicted(step, [load_device(BOARD)])[0].step_seconds * 1e3
+            step = captured(f"hf:{path}", CaptureOptions(mode=mode, batch=BATCH, assume=assume))
+            return predicted(step, [load_device(BOARD)])[0].step_seconds * 1e3, ""
     except InputError as error:
-        reason = str(error).replace(f"hf:{path}", "").strip(": ")
+        return 0.0, str(error).replace(f"hf:{path}", "").strip(": ")
     except Exception as error:
         # One architecture must not end the count.
-        reason = f"{type(error).__name__}: {error}"[:200]
-    return Answer(
-        kind=kind, class_name=data["architectures"][0], mode=mode, seconds=time.perf_counter() - begin, reason=reason,
-        assumed=assumed, milliseconds=milliseconds,
-    )  # fmt: skip
+        return 0.0, f"{type(error).__name__}: {error}"[:200]
 
 
 def tables(answers: Sequence[Answer]) -> list[Table]:

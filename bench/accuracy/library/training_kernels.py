@@ -7,6 +7,7 @@ end before the host has launched them are left out, and so are layers whose kern
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ BOARDS = {
 
 #: Calls of which the host is known to take longer than the kernels, in seconds: autograd's part of a backward pass.
 HOST_SECONDS = 1.5e-4
+
+#: Part of a launch's overhead that an empty kernel runs, which every kernel's own time has in it.
+EMPTY_SECONDS = 1e-6
 
 _Row = Mapping[str, Any]
 _Calls = list[LibraryCall]
@@ -76,8 +80,9 @@ def _streams(elements: int, *passes: tuple[float, float, float]) -> _Calls:
     ]
 
 
-#: Instructions of an element-wise kernel whose tensors lie alike, and of one that repeats an operand.
-_ALIKE, _REPEATED = 4.0, 40.0
+#: Instructions of an element-wise kernel whose tensors lie alike, of one that repeats an operand, and of one that also
+#: casts as it loads, by a switch over types (``fetch_and_cast``); the last chosen on the two smaller of three rows.
+_ALIKE, _REPEATED, _CAST = 4.0, 40.0, 80.0
 
 
 # cuDNN's benchmark
@@ -122,12 +127,40 @@ def _norm(row: _Row) -> _Calls:
         return [_backward(call) if backward else call]
     library = "cudnn" if row["backend"] == "cudnn" else "inductor"
     calls = _rows(f"{library} norm{' backward' * backward}", *sizes, row["dtype"])
-    if not backward or library == "cudnn":
+    if not backward:
         return calls
+    units = load_device(BOARDS[row["board"]]).unit_count
+    if library == "cudnn":
+        return [*calls, *_rows("cudnn norm partial sums", math.ceil(sizes[1] / 32), 32 * units, "float32")]
     # Another kernel reads both tensors again and sums down the columns, in slices of rows that a third one adds.
-    count = row["rows"] * row["columns"]
-    sums = stream("sum", "reduce_kernel", 2 * count, row["columns"], 2 * count, row["dtype"])
-    return [*calls, sums, stream("sum", "reduce_kernel", row["columns"], row["columns"], row["columns"], row["dtype"])]
+    slices, width = inductor_columns(*sizes, units)
+    tiles = math.ceil(sizes[1] / width) * slices
+    return [
+        *calls,
+        *_rows("inductor norm columns", tiles, math.ceil(sizes[0] / slices) * width, row["dtype"]),
+        stream("sum", "reduce_kernel", slices * sizes[1], sizes[1], slices * sizes[1], "float32"),
+    ]
+
+
+def inductor_columns(rows: int, columns: int, units: int) -> tuple[int, int]:
+    """Slices of rows that TorchInductor sums down columns in, and columns of a block.
+
+    ``reduction_split_factor`` and ``outer_config_opt`` of PyTorch 2.9 aim at blocks for all units, 32 to 512 elements a
+    thread of 256 and 4 rows a step.
+
+    >>> inductor_columns(4096, 8192, 132)
+    (16, 64)
+    """
+    threads = units * 2048
+    if rows * columns < 32 * threads:
+        each = 32
+    else:
+        blocks = math.ceil(threads // 256 / math.ceil(columns / 128))
+        each = math.ceil(rows / (4 * blocks))
+        nearest = min((part for part in range(1, rows + 1) if rows % part == 0), key=lambda part: abs(part - each))
+        each = max(nearest, 32) if abs(nearest - each) < 20 else each
+    slices = math.ceil(rows / (4 * each))
+    return slices, 16 if columns * slices // 4096 <= 8 else 64
 
 
 def read_norms(path: Path) -> list[Measured]:
@@ -171,9 +204,10 @@ def _rms_norm(case: _Case) -> _Calls | None:
     rows, width = case.config["M"], DTYPE_BYTES[case.dtype]
     if case.ours:
         return _rows(f"triton rms_norm{case.ending}", rows, case.x, case.dtype)
-    # To floats, squared, the mean, scaled by the row, back, scaled by the column; and two kernels of a number a row.
+    # To floats, squared, the mean, scaled by the row, back, scaled by the column, whose weights are floats and make the
+    # result floats; and two kernels of a number a row.
     first = ((width, 4, _ALIKE), (4, 4, _ALIKE), (4, 0, _ALIKE), (4, 4, _REPEATED), (4, width, _ALIKE))
-    kernels = _streams(rows * case.x, *first, (width, width, _REPEATED))
+    kernels = _streams(rows * case.x, *first, (width, 4, _CAST if width < 4 else _REPEATED))
     return None if case.backward else [*kernels, *_streams(rows, (4, 4, _ALIKE), (4, 4, _ALIKE))]
 
 
@@ -315,9 +349,10 @@ def kernel_table(measured: Sequence[Measured]) -> Table:
         with flushed_cache():
             prices = iter(price([call for row in rows for call in row.calls], device))
         seconds = np.array([sum(next(prices).seconds for _ in row.calls) for row in rows])
-        # Events before and after a call, and a launch between two kernels.
-        gaps = np.array([row.events * (len(row.calls) + 1) for row in rows])
-        seconds += gaps * device.launch_overhead_seconds
+        # Events are seen with a whole launch each, kernels that queue behind others without what an empty one runs.
+        launch = device.launch_overhead_seconds
+        gaps = [2 * launch + (len(row.calls) - 1) * (launch - EMPTY_SECONDS) for row in rows]
+        seconds += np.array([row.events for row in rows]) * gaps
         ratios = seconds / np.array([row.seconds for row in rows])
         figures = (str(len(rows)), f"{np.abs(ratios - 1).mean():.1%}", f"{ratios.mean():.2f}", f"{rows[0].bar:g}%")
         view.add_row(device.title, group, *figures)

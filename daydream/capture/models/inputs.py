@@ -24,13 +24,14 @@ _PICTURES = {"idefics": 1, "pi0": 1, "instructblipvideo": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """Sizes of the inputs of a model."""
+    """Sizes of the inputs of a model; still images have no frames, whatever else its kind takes."""
 
     config: Any
     batch: int
     tokens: int
     sound: int
     image: int | None
+    is_still: bool = False
 
     @property
     def vision(self) -> Any:
@@ -51,7 +52,10 @@ def inputs_of_model(
     config = model.config
     main = model.main_input_name if isinstance(model.main_input_name, str) else model.main_input_name[0]
     tokens = sequence or min(SEQUENCE, _longest(config))
-    sample = _Sample(config=config, batch=batch, tokens=tokens, sound=sequence or _SOUND, image=image)
+    is_still = "ForImageClassification" in type(model).__name__
+    sample = _Sample(
+        config=config, batch=batch, tokens=tokens, sound=sequence or _SOUND, image=image, is_still=is_still
+    )
     inputs: dict[str, Any] = {}
     assumed: list[str] = []
     # Models of two models have names for none of their inputs.
@@ -114,6 +118,9 @@ def _needed(parameters: Mapping[str, inspect.Parameter], config: Any, main: str)
         needed.append("bbox")
     if "image_attention_mask" in parameters and "image_encoder_embeddings" in parameters:
         needed += ["pixel_values", "image_attention_mask"]
+    if config.model_type == "git":
+        # Its loss looks for a text behind an image.
+        needed.append("pixel_values")
     if main == "state":
         needed += ["noise", "timestep", "input_ids", "pixel_values", "pixel_attention_mask"]
     return needed
@@ -144,7 +151,7 @@ def _images(sample: _Sample) -> torch.Tensor:
         size -= size % (windows * backbone.patch_size)
     height, width = (size, size) if isinstance(size, int) else size
     frames = getattr(vision, "num_frames", None) or _PICTURES.get(sample.config.model_type)
-    lead = (sample.batch, frames) if isinstance(frames, int) else (sample.batch,)
+    lead = (sample.batch, frames) if isinstance(frames, int) and not sample.is_still else (sample.batch,)
     return torch.empty(*lead, getattr(vision, "num_channels", 3), height, width)
 
 
@@ -170,10 +177,11 @@ def _spectrum(sample: _Sample) -> torch.Tensor:
     if isinstance(frames, int):
         # A text has a token for so many frames, which are columns.
         return torch.empty(sample.batch, bins, sample.tokens * frames)
+    bins = getattr(config, "feature_projection_input_dim", bins)
     if "granite_speech5" in whole.model_type:
         # Frames come four at a time.
         bins *= 4
-    if places is None or hasattr(config, "input_feat_per_channel"):
+    if places is None or hasattr(config, "input_feat_per_channel") or hasattr(config, "feature_projection_input_dim"):
         # A hundred frames a second, each a row.
         return torch.empty(
             sample.batch,
@@ -248,15 +256,15 @@ def _labels(
     if "return_loss" in parameters and "pixel_values" in inputs:
         return {"return_loss": True}
     # Losses over alignments read the lengths of texts on the host.
-    # Those of objects match boxes to them there.
-    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection")):
+    # Those of objects match boxes to them there; those of depths are not in transformers.
+    if "labels" not in parameters or kind.endswith(("CTC", "ObjectDetection", "DepthEstimation")):
         return {}
     if kind.endswith("SemanticSegmentation"):
         return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}
     # A model of texts that is asked about images has labels for its tokens.
-    is_asked = kind.endswith("ImageClassification") and "input_ids" in inputs
+    is_asked = "ImageClassification" in kind and {"input_ids", "pixel_values"} <= set(parameters)
     classified = ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
-    if kind.endswith(classified) and not is_asked:
+    if any(name in kind for name in classified) and not is_asked:
         return {"labels": _tokens(batch)}
     streams = inputs["decoder_input_ids"].numel() // tokens if "decoder_input_ids" in inputs else batch
     labels = {"labels": _tokens(streams, tokens)}

@@ -41,6 +41,10 @@ OUTLASTING, OUTLASTING_CAPABILITY = 0.5, (8, 9)
 #: All instructions over those of float32: half of what these kernels issue is integer arithmetic and control.
 INTEGER_TOO = 2.0
 
+#: Bytes that a thread loads of each tensor, and cycles from an instruction to the one that takes its result (Jia and
+#: others, 2018 and 2019, on Volta and Turing). Divisions branch, so that a thread's elements take their turns.
+THREAD_BYTES, ISSUE_CYCLES = 16, 4
+
 #: Elements per block: 128 threads with four each.
 BLOCK_ELEMENTS = 512
 
@@ -140,12 +144,20 @@ def elementwise_seconds(
         "launch": kernels * block_seconds(device, np.ceil(count / BLOCK_ELEMENTS)),
         **stream_seconds(device, tensors * count * dtype_bytes),
         "arithmetic": instruction_seconds(device, kernels * count * instructions),
+        "thread": kernels * _thread_seconds(device, instructions, dtype_bytes) * (count > 0),
     }
     memory = stages["dram"] + stages["l2"]
     busy = np.maximum.reduce([memory, stages["arithmetic"], stages["launch"]])
-    kernel = busy + kernels * kernel_seconds_floor(device) * (count > 0)
+    # Blocks that follow hide a thread's turns.
+    kernel = np.hypot(busy, stages["thread"]) + kernels * kernel_seconds_floor(device) * (count > 0)
     algorithm = np.where(kernels > 0, "vectorized_elementwise_kernel", "none")
     return library_time(device, stages, kernel, kernels, algorithm)
+
+
+def _thread_seconds(device: DeviceSpec, instructions: Floats, dtype_bytes: int) -> Floats:
+    """Seconds of a thread whose elements take their turns."""
+    elements = THREAD_BYTES / dtype_bytes
+    return np.asarray(instructions * INTEGER_TOO * elements * ISSUE_CYCLES / device.clocks.boost_hz)
 
 
 class _Traits(NamedTuple):

@@ -33,10 +33,13 @@ from roller.library.streaming.elementwise import (
     kernel_seconds_floor,
     library_time,
 )
-from roller.library.streaming.rowwise import passes_seconds
+from roller.library.streaming.passes import passes_seconds
 
 #: Latency of what a block's unit read before, over that of DRAM.
 CACHE_SHARE = 0.45
+
+#: Bytes that a unit takes out of L2 in a cycle (NVIDIA, A100 white paper: 64 bytes per clock and SM).
+PORT_BYTES = 64
 
 #: Bytes of the longest load of a thread.
 VECTOR_BYTES = 16
@@ -50,6 +53,7 @@ class RowKernel:
         threads: of a block at most; a row with fewer loads has fewer.
         moved: elements that pass memory, for each column.
         vector: whether a thread loads 16 bytes; one element without.
+        loaded: columns that a thread loads in a step, one load or several, where other than those two.
         in_registers: whether a row is loaded at once and stays, as Triton's kernels have it: one step.
         waits: loads of a step that follow one another, each of something not read before.
         again: loads of a step of what the block read before, in a cache where the rows of all blocks fit into one.
@@ -63,6 +67,7 @@ class RowKernel:
     threads: int
     moved: float
     vector: bool = False
+    loaded: int = 0
     in_registers: bool = False
     waits: float = 1.0
     again: float = 0.0
@@ -105,10 +110,18 @@ ROW_KERNELS: Mapping[str, RowKernel] = {
     "flashinfer act_and_mul": RowKernel(threads=1024, moved=3, vector=True, instructions=8),
     "torch indexSelectLargeIndex": RowKernel(threads=128, unit_blocks=8, moved=2, again=1, instructions=45),
     "torch indexSelectSmallIndex": RowKernel(threads=128, unit_blocks=8, moved=2, again=1, instructions=45),
-    "cudnn norm": RowKernel(threads=1024, least=128, moved=2, vector=True, in_registers=True, fixed=1, instructions=2),
-    "cudnn norm backward": RowKernel(
-        threads=1024, least=128, moved=3, vector=True, in_registers=True, fixed=3, instructions=4
+    "cudnn norm": RowKernel(
+        threads=1024, least=128, moved=2, vector=True, in_registers=True, fixed=1, instructions=0, unit_blocks=16
     ),
+    "cudnn norm backward": RowKernel(
+        threads=1024, least=128, moved=3, vector=True, in_registers=True, fixed=3, instructions=0, unit_blocks=16
+    ),
+    # A column of partial sums for each unit, which blocks of 32 warps add, 32 columns a block.
+    "cudnn norm partial sums": RowKernel(threads=1024, moved=1, fixed=1),
+    # Rows are tiles: 32 columns of all rows, eight rows a thread in a step (GammaBetaBackwardCUDAKernel), and what
+    # Inductor's heuristics for outer reductions give a block, 512 elements a step.
+    "torch norm columns": RowKernel(threads=1024, moved=2, loaded=8, fixed=1, instructions=2),
+    "inductor norm columns": RowKernel(threads=128, moved=2, loaded=4, fixed=1, instructions=2),
     "inductor norm": _triton(2, least=128),
     "inductor norm backward": _triton(3, least=128),
     "triton rms_norm": _triton(2),
@@ -116,7 +129,7 @@ ROW_KERNELS: Mapping[str, RowKernel] = {
     "triton fused_add_rms_norm": _triton(4),
     "triton fused_add_rms_norm backward": _triton(4, unit_blocks=1, instructions=50),
     "triton layer_norm": _triton(2),
-    "triton layer_norm backward": _triton(3, unit_blocks=1, instructions=50),
+    "triton layer_norm backward": _triton(3, unit_blocks=1, instructions=65),
     "triton softmax": _triton(2),
     "triton glu": _triton(3, instructions=7),
     "triton glu backward": _triton(5, instructions=14),
@@ -151,7 +164,7 @@ def row_kernel_seconds(
         for array in np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (rows, columns, further)))
     )
     whole = high
-    width = VECTOR_BYTES // dtype_bytes if kernel.vector else 1
+    width = kernel.loaded or (VECTOR_BYTES // dtype_bytes if kernel.vector else 1)
     each = kernel.thread_elements or width
     threads = np.clip(np.ceil(first / each), 1.0 if kernel.least else 32.0, kernel.threads)
     if kernel.least:
@@ -179,9 +192,13 @@ def row_kernel_seconds(
         "arithmetic": instruction_seconds(device, kernel.instructions * spread * row_bytes / dtype_bytes),
         "waits": waits,
     }
-    memory, arithmetic = stages["dram"] + stages["l2"], stages["arithmetic"]
+    # Few blocks draw no more than what their units' ports to L2 pass.
+    stages["ports"] = (
+        kernel.moved * size / (np.minimum(started, device.unit_count) * PORT_BYTES * device.clocks.boost_hz)
+    )
+    memory, arithmetic = np.maximum(stages["dram"] + stages["l2"], stages["ports"]), stages["arithmetic"]
     # Rows in registers of several blocks take turns at memory and arithmetic; steps and lone blocks do not.
-    turned = kernel.in_registers and kernel.unit_blocks != 1
-    busy = (np.hypot(memory, arithmetic) if turned else memory + arithmetic) + stages["waits"]
+    turned = kernel.in_registers and not kernel.unit_blocks
+    busy = np.hypot(np.hypot(memory, arithmetic), stages["waits"]) if turned else memory + arithmetic + stages["waits"]
     seconds = np.maximum(busy, stages["launch"]) + kernel_seconds_floor(device)
     return library_time(device, stages, seconds, np.ones(high.shape), name)

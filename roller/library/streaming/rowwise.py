@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hal.spec.device import DeviceSpec
+from roller.library.streaming import passes
 from roller.library.streaming.elementwise import (
     Direction,
     Floats,
@@ -26,23 +27,15 @@ from roller.library.streaming.elementwise import (
     instruction_seconds,
     kernel_seconds_floor,
     library_time,
-    reuse,
     stream_seconds,
 )
+from roller.library.streaming.row_kernels import row_kernel_seconds
 
 #: Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module.
 SOFTMAX_HOST, LAYER_NORM_HOST = 1.14, 1.62
 
 #: Longest row that the warp softmax takes.
 WARP_ROW = 1024
-
-#: Bytes that the resident rows read and write over the capacity of L2: second reads all hit up to the first and all
-#: miss from the second on.
-RESIDENT_FULL, RESIDENT_NONE = 1.05, 2.25
-
-#: Bytes that the resident rows of one SM read over the capacity of its L1: second reads all hit up to the first and all
-#: miss from the second on. From Volta on; before, L1 keeps no loads.
-L1_FULL, L1_NONE = 0.8, 1.8
 
 #: Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
 #: block the phases wait for each other, between the blocks of an SM they overlap.
@@ -58,6 +51,15 @@ NORM_FIXED, NORM_STEP = 170.0, 125.0
 #: RMS norm over layer norm: instructions of a step, whose sum of squares has no running mean and no divisions; chosen
 #: on PyTorch's forward kernels on an H200.
 RMS_SHARE = 0.43
+
+#: Gradient of a layer norm's input over its forward pass in instructions and waits: two sums and no divisions. Chosen
+#: on an H200, judged by single calls on other boards.
+GRADIENT_TURNS = 1.5
+
+#: Layer norm backward: columns of a block that adds the gradients of scale and shift over all rows; rows from which on
+#: slices of them have blocks of their own where columns make few, and blocks then
+#: (``LaunchGammaBetaBackwardCUDAKernel``).
+COLUMN_TILE, SLICED_ROWS, SLICED_BLOCKS = 32, 65_536, 32_768
 
 #: Layer norm: threads per row.
 NORM_THREADS = 128
@@ -91,7 +93,9 @@ def softmax_seconds(
     resident = _resident_rows(device, high, threads, rows_per_block)
     host = _host_units(device, device.framework_calls.softmax_call_seconds, SOFTMAX_HOST)
     kernels = np.full(wide.shape, 2.0 if backward else 1.0)
-    memory = passes_seconds(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes)
+    memory = passes.passes_seconds(
+        device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes
+    )
     if backward:
         product = stream_seconds(device, 3 * high * wide * dtype_bytes)
         memory = {name: seconds + product[name] for name, seconds in memory.items()}
@@ -129,7 +133,7 @@ def layer_norm_seconds(
     vector = wide % 4 == 0
     if direction == "backward":
         kernels = np.full(wide.shape, 2.0)
-        moved, again = 5 * tensor, 2 * tensor
+        moved, again = 3 * tensor, 2 * tensor
         algorithm = np.full(wide.shape, "layer_norm_grad_input_kernel+GammaBetaBackwardCUDAKernel")
     else:
         kernels = np.where(vector, 1.0, 2.0)
@@ -138,18 +142,26 @@ def layer_norm_seconds(
         algorithm = np.where(vector, "vectorized_layer_norm_kernel", "RowwiseMomentsCUDAKernel+LayerNormForward")
     # A warp without elements left in the last step issues nothing.
     steps = np.ceil(wide / (4 * device.warp_lanes)) * device.warp_lanes / NORM_THREADS
-    passes = 2.0 if direction == "backward" else 1.0
-    instructions = passes * high * NORM_THREADS * (NORM_FIXED + NORM_STEP * steps) * (RMS_SHARE if rms else 1.0)
+    turns = GRADIENT_TURNS if direction == "backward" else 1.0
+    instructions = turns * high * NORM_THREADS * (NORM_FIXED + NORM_STEP * steps) * (RMS_SHARE if rms else 1.0)
     resident = _resident_rows(device, high, np.full(wide.shape, NORM_THREADS), np.ones(wide.shape))
     host = _host_units(device, device.framework_calls.layer_norm_call_seconds, LAYER_NORM_HOST)
     stages = {
         "host": host_seconds(device, host, kernels),
-        "launch": kernels * block_seconds(device, high),
-        **passes_seconds(device, moved, again, resident, wide * dtype_bytes),
+        "launch": np.where(direction == "backward", 1.0, kernels) * block_seconds(device, high),
+        **passes.passes_seconds(device, moved, again, resident, wide * dtype_bytes),
         "arithmetic": instruction_seconds(device, instructions),
-        "turns": passes * _turns_seconds(device, high, wide) * (RMS_SHARE if rms else 1.0),
+        "turns": turns * _turns_seconds(device, high, wide) * (RMS_SHARE if rms else 1.0),
     }
-    return _together(device, stages, kernels, algorithm)
+    if direction == "forward":
+        return _together(device, stages, kernels, algorithm)
+    tiles = np.ceil(wide / COLUMN_TILE)
+    # Few columns of many rows are summed in slices of rows, which another kernel adds.
+    is_sliced = (high > SLICED_ROWS) & (tiles < device.unit_count / 2)
+    slices = np.where(is_sliced, np.minimum(SLICED_BLOCKS // tiles, np.ceil(high / 32)), 1.0)
+    walked = np.ceil(high / slices) * COLUMN_TILE
+    sums = row_kernel_seconds("torch norm columns", tiles * slices, walked, device, dtype_bytes=dtype_bytes)
+    return _together(device, stages, kernels + is_sliced, algorithm, sums)
 
 
 def _turns_seconds(device: DeviceSpec, rows: Floats, columns: Floats) -> Floats:
@@ -183,37 +195,18 @@ def _resident_rows(device: DeviceSpec, rows: Floats, threads: Floats, rows_per_b
     return np.minimum(blocks * rows_per_block, rows / device.unit_count)
 
 
-def passes_seconds(
-    device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, row_bytes: Floats
-) -> dict[str, Floats]:
-    """DRAM and L2 seconds of kernels that move ``moved`` bytes once and read ``again`` bytes another time."""
-    l2 = device.l2
-    cached = reuse(device, moved)
-    cached_share = np.zeros_like(moved)
-    if l2 is not None:
-        cached_share = _ramp(
-            2 * resident * device.unit_count * row_bytes / l2.capacity_bytes, RESIDENT_FULL, RESIDENT_NONE
-        )
-    if device.compute_capability is not None and device.compute_capability >= (7, 0):
-        cached_share = np.maximum(
-            cached_share, _ramp(resident * row_bytes / device.shared.capacity_bytes, L1_FULL, L1_NONE)
-        )
-    hits = np.maximum(cached_share, cached)
-    rate = device.dram.bandwidth_bytes_per_second
-    l2_rate = l2.bandwidth_bytes_per_second if l2 is not None else rate
-    return {
-        "dram": (moved * (1 - cached) + again * (1 - hits)) / rate,
-        "l2": (moved * cached + again * hits) / l2_rate,
-    }
-
-
-def _ramp(filled: Floats, full: float, none: float) -> Floats:
-    return np.clip((none - filled) / (none - full), 0.0, 1.0)
-
-
-def _together(device: DeviceSpec, stages: Mapping[str, Floats], kernels: Floats, algorithm: ArrayLike) -> LibraryTime:
+def _together(
+    device: DeviceSpec,
+    stages: Mapping[str, Floats],
+    kernels: Floats,
+    algorithm: ArrayLike,
+    last: LibraryTime | None = None,
+) -> LibraryTime:
     memory = stages["dram"] + stages["l2"]
     busy = (memory**OVERLAP + stages["arithmetic"] ** OVERLAP) ** (1 / OVERLAP)
     busy = np.maximum(busy, stages.get("turns", 0.0))
     kernel = np.maximum(busy, stages["launch"]) + kernels * kernel_seconds_floor(device)
+    if last is not None:
+        kernel = kernel + last.kernel_seconds - kernel_seconds_floor(device)
+        stages = {**stages, "columns": last.kernel_seconds}
     return library_time(device, stages, kernel, kernels, algorithm)

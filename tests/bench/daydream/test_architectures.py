@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from bench.daydream.architectures import Answer, _shortened, tables
+from pathlib import Path
+
+import pytest
+
+from bench.daydream import architectures
+from bench.daydream.architectures import ASSUMED, Answer, _shortened, answer, tables
 
 
 def test_two_layers_are_of_two_kinds_where_there_are_several() -> None:
@@ -30,3 +35,16 @@ def test_counts_are_by_mode_and_reasons_are_named() -> None:
     counts, reasons = tables(answers)
     assert [next(iter(column.cells)) for column in counts.columns][:4] == ["inference", "2", "1", "50.0%"]
     assert list(reasons.columns[2].cells) == ["wants a state"]
+
+
+def test_what_is_supposed_changes_until_a_model_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried = []
+
+    def milliseconds(path: Path, mode: str, assume: tuple[str, ...], limit: int) -> tuple[float, str]:
+        tried.append(assume)
+        return (3.0, "") if assume == ASSUMED[1] else (0.0, "reads values")
+
+    monkeypatch.setattr(architectures, "_milliseconds", milliseconds)
+    answered = answer("a", {"architectures": ["A"]}, "training", tmp_path, 1)
+    assert tried == list(ASSUMED[:2])
+    assert (answered.milliseconds, answered.reason, answered.assumed) == (3.0, "", True)

@@ -5,20 +5,32 @@ from __future__ import annotations
 import pytest
 
 from bench.accuracy.data import default_directory
-from bench.accuracy.library.training_kernels import ATTENTION_BAR, Measured, kernel_table, read_attention, read_liger
+from bench.accuracy.library.training_kernels import (
+    ATTENTION_BAR,
+    Measured,
+    inductor_columns,
+    kernel_table,
+    read_attention,
+    read_liger,
+)
 from roller.library.calls import LibraryCall
 
 DIRECTORY = default_directory() / "training_kernels"
 
 
-def test_times_between_events_have_two_launches_more_than_those_of_kernels() -> None:
+def test_times_between_events_have_a_launch_and_a_gap_more_than_those_of_kernels() -> None:
     call = LibraryCall(kind="rows", label="norm", sizes=(64, 4096, 0), dtype="bfloat16", variant="triton rms_norm")
     pair = [
         Measured(board="NVIDIA H200", group=name, seconds=1e-4, calls=(call,), events=events)
         for name, events in (("kernel", False), ("events", True))
     ]
     ratios = [float(str(cell)) for cell in kernel_table(pair).columns[4].cells]
-    assert ratios[1] - ratios[0] == pytest.approx(2 * 2e-6 / 1e-4, abs=0.011)
+    assert ratios[1] - ratios[0] == pytest.approx((2e-6 + 1e-6) / 1e-4, abs=0.011)
+
+
+def test_columns_are_sliced_until_blocks_fill_the_units() -> None:
+    assert inductor_columns(16_384, 128, 132) == (128, 16)
+    assert inductor_columns(4096, 16_384, 132) == (8, 64)
 
 
 def test_attention_of_cudnn_is_within_the_bar() -> None:

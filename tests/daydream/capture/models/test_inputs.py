@@ -54,6 +54,28 @@ def test_patches_of_images_come_with_their_shapes(tmp_path: Path) -> None:
     assert sizes(path) == {"pixel_values": (3, 36, 48), "pixel_attention_mask": (3, 36), "spatial_shapes": (3, 2)}
 
 
+def test_still_images_have_no_frames_and_pixels_as_texts_a_label_an_image(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, model_type="perceiver", architectures=["PerceiverForImageClassificationLearned"], num_latents=4,
+        d_latents=32, num_blocks=1, num_self_attends_per_block=1, image_size=16,
+    )  # fmt: skip
+    assert sizes(path, training=True) == {"pixel_values": (3, 3, 16, 16), "labels": (3,)}
+    path = write(
+        tmp_path, model_type="imagegpt", architectures=["ImageGPTForImageClassification"], n_embd=32, n_layer=1,
+        n_head=2, n_positions=64, vocab_size=33,
+    )  # fmt: skip
+    assert sizes(path, training=True) == {"input_ids": (3, 128), "labels": (3,)}
+
+
+def test_depths_have_no_labels_for_want_of_a_loss(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, model_type="depth_anything", architectures=["DepthAnythingForDepthEstimation"], patch_size=14,
+        backbone_config={"model_type": "dinov2", **VISION, "image_size": 28, "patch_size": 14},
+        reassemble_factors=[1], neck_hidden_sizes=[8], fusion_hidden_size=8,
+    )  # fmt: skip
+    assert sizes(path, training=True) == {"pixel_values": (3, 3, 28, 28)}
+
+
 def test_a_language_is_chosen_where_a_model_wants_one(tmp_path: Path) -> None:
     path = write(
         tmp_path, model_type="xmod", architectures=["XmodForMaskedLM"], languages=["de_DE"], max_position_embeddings=50,

@@ -85,3 +85,11 @@ def test_half_of_l2_outlasts_a_stream_from_ada_on_unless_it_is_flushed() -> None
     assert reuse(a100, 4 * a100.l2.capacity_bytes) == 0
     with flushed_cache():
         assert reuse(h100, 1.0) == 0
+
+
+def test_a_threads_elements_take_their_turns_until_blocks_hide_them() -> None:
+    h100 = load_device("h100-sxm-80gb")
+    times = elementwise_seconds(["sigmoid", "copy"], 512, h100, inputs=1, dtype_bytes=2)
+    assert times.kernel_seconds[0] - times.kernel_seconds[1] > 0.4e-6
+    large = elementwise_seconds(["sigmoid", "copy"], 2**30, h100, inputs=1, dtype_bytes=2).kernel_seconds
+    assert large[0] == pytest.approx(large[1], rel=0.01)

@@ -8,7 +8,7 @@ import pytest
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall, price
-from roller.library.streaming.row_kernels import CACHE_SHARE, ROW_KERNELS, row_kernel_seconds
+from roller.library.streaming.row_kernels import CACHE_SHARE, PORT_BYTES, ROW_KERNELS, row_kernel_seconds
 from roller.library.streaming.rowwise import layer_norm_seconds
 
 A100, H100, H200 = load_device("a100-sxm-80gb"), load_device("h100"), load_device("h200")
@@ -27,6 +27,12 @@ def test_turns_follow_from_the_threads_that_a_unit_holds() -> None:
     # Two blocks of 1024 threads on each of 108 units: 1080 rows are five turns.
     waits = [float(row_kernel_seconds("vllm act_and_mul", rows, 2048, A100).stages["waits"][0]) for rows in (216, 1080)]
     assert waits[1] == pytest.approx(5 * waits[0])
+
+
+def test_a_lone_row_moves_no_more_than_its_units_port_passes() -> None:
+    times = row_kernel_seconds("vllm act_and_mul by vectors", 2, 28_672, A100)
+    assert float(times.stages["ports"][0]) == pytest.approx(28_672 * 3 * 2 / (PORT_BYTES * A100.clocks.boost_hz))
+    assert float(times.kernel_seconds[0]) > float(times.stages["ports"][0] + times.stages["waits"][0])
 
 
 @pytest.mark.parametrize("name", ROW_KERNELS)
