@@ -8,9 +8,9 @@ between which rows times keys is interpolated, as traffic and arithmetic are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from daydream.memory.device import context_bytes
 from daydream.memory.narrow import ELEMENT_BYTES
 from daydream.operators.calls import operator_prices
+from daydream.serving.grid import Grid, interpolated
 from daydream.serving.parts import Attention, Experts, Latent, Loop, Part, Product, Sum, scaled_loop
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
@@ -77,14 +78,6 @@ class Engine(NamedTuple):
     reduces: str = "auto"
 
 
-class Grid(NamedTuple):
-    """Seconds of attention by rows of queries and keys that they see; between the points both are interpolated."""
-
-    rows: Floats
-    keys: Floats
-    seconds: Floats
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IterationCosts:
     """Seconds of iterations.
@@ -112,6 +105,16 @@ class IterationCosts:
     weights: float
     kernels: int
 
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values fit."""
+        return self.blocks * PAGE
+
+    @property
+    def has_experts(self) -> bool:
+        """True if some layers choose among experts."""
+        return any(isinstance(part, Experts) for part in self.model.body)
+
     def seconds(self, decoding: int, context: float, prompt: int = 0, seen: float = 0.0) -> float:
         """Seconds of the boards for one iteration.
 
@@ -121,13 +124,11 @@ class IterationCosts:
             prompt: tokens of prompts.
             seen: keys that each of these sees, in the mean.
         """
-        from daydream.serving.scheduler import interpolated
-
         total = float(self.body[decoding + prompt] + self.head[max(decoding, 1)])
         if decoding:
-            total += interpolated(*self.decode, decoding, context)
+            total += interpolated(self.decode, decoding, context)
         if prompt:
-            total += interpolated(*self.prefill, prompt, seen)
+            total += interpolated(self.prefill, prompt, seen)
         return total
 
     def roofline(self, decoding: int, context: float) -> float:
@@ -190,9 +191,7 @@ def batch_sizes(most: int) -> Ints:
     return np.array([*(each for each in steps if each < most), most], np.int64)
 
 
-def _seconds(
-    parts: Mapping[Part, int], sizes: Ints, *, device: DeviceSpec, engine: Engine, dtype: str
-) -> Floats:
+def _seconds(parts: Mapping[Part, int], sizes: Ints, *, device: DeviceSpec, engine: Engine, dtype: str) -> Floats:
     """Seconds of parts for each number of tokens, attention apart."""
     total = np.zeros(len(sizes))
     tokens = sizes.tolist()
@@ -209,9 +208,9 @@ def _seconds(
                 continue
         options = _operators(part, engine, dtype)
         if options:
-            times = [[each.seconds for each in library_times([{**one, **_of_tokens(one, size)} for size in tokens], device)]
-                     for one in options]  # fmt: skip
-            total += count * np.min(times, axis=0)
+            times = ([{**one, **_of_tokens(one, size)} for size in tokens] for one in options)
+            priced = [[each.seconds for each in library_times(one, device)] for one in times]
+            total += count * np.min(priced, axis=0)
     prices = operator_prices([operator for operator, _ in loops], device)
     counts = np.array([count for _, count in loops], np.float64)
     seconds = np.array([price.seconds for price in prices], np.float64) * counts
@@ -322,22 +321,3 @@ def _blocks(model: ServedModel, device: DeviceSpec, engine: Engine, weights: flo
     activations = model.live_bytes * engine.tokens + 4.0 * head * engine.sequences
     left = capacity * engine.memory_share - context_bytes(device) - weights - activations
     return max(int(left / (PAGE * model.cache_elements(engine.ranks) * CACHES[engine.cache])), 0)
-
-
-def contexts(lengths: Sequence[int]) -> float:
-    """Mean of the contexts of decoding sequences."""
-    return float(np.mean(lengths)) if lengths else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """A decoding step of a batch on boards, and the least that their data sheets allow."""
-
-    costs: IterationCosts
-    batch: int
-    context: int
-
-    @cached_property
-    def seconds(self) -> float:
-        """Of the boards."""
-        return self.costs.seconds(self.batch, self.context)

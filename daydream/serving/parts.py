@@ -84,7 +84,9 @@ class Latent(NamedTuple):
         queries = self.heads * (self.key_dim + self.rope)
         read = self.query_rank * (self.hidden + queries) if self.query_rank else self.hidden * queries
         cached = self.hidden * (self.latent + self.rope)
-        return read + cached + self.heads * (self.latent * (self.key_dim + self.value_dim) + self.value_dim * self.hidden)
+        return (
+            read + cached + self.heads * (self.latent * (self.key_dim + self.value_dim) + self.value_dim * self.hidden)
+        )
 
 
 class Experts(NamedTuple):
@@ -292,7 +294,11 @@ def _products(
     groups = [list(group) for _, group in groupby(places, key=lambda place: _activations(capture, operators[place]))]
     divided = [group for group in groups if owners[group[0]] not in routers]
     # Those of a block come in pairs of a first and a second half, or are divided in no way.
-    sides = ["nk"[place % 2] for place in range(len(divided))] if len(divided) % 2 == 0 else ["" if is_block else "n"] * len(divided)
+    sides = (
+        ["nk"[place % 2] for place in range(len(divided))]
+        if len(divided) % 2 == 0
+        else ["" if is_block else "n"] * len(divided)
+    )
     side_of = {group[0]: side for group, side in zip(divided, sides, strict=True)}
     found: dict[int, list[Part]] = {}
     for group in groups:
@@ -314,7 +320,9 @@ def _activations(capture: Capture, operator: CapturedOperator) -> int:
 def _attention(operator: CapturedOperator) -> Attention:
     sides = attention_sides(operator.name, operator.inputs)
     assert sides is not None  # captured tensors have sizes
-    return Attention(sides.heads, sides.kv_heads, sides.width, sides.value_width, window_of(operator.name, operator.inputs))
+    return Attention(
+        sides.heads, sides.kv_heads, sides.width, sides.value_width, window_of(operator.name, operator.inputs)
+    )
 
 
 def _latent(
