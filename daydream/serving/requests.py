@@ -73,8 +73,8 @@ def drawn(
 
 
 def _lengths(text: str, count: int, field: str, random: np.random.Generator) -> Ints:
-    first, _, last = text.partition("..")
-    bounds = [part.strip() for part in (first, last or first)]
+    first, dots, last = text.partition("..")
+    bounds = [part.strip() for part in (first, last if dots else first)]
     if not all(part.isdecimal() and 1 <= int(part) <= LONGEST for part in bounds) or int(bounds[0]) > int(bounds[1]):
         raise InputError(field, f"got {text!r}", f"write tokens as 1000 or 500..1500, at most {LONGEST}")
     return random.integers(int(bounds[0]), int(bounds[1]), count, dtype=np.int64, endpoint=True)
