@@ -84,16 +84,14 @@ def capture(
     autocast = Autocast()
     recorder = OperatorRecorder({module: index for index, module in enumerate(model.modules())}, autocast, device)
     args, kwargs = _cast_inputs(subject, parameter_type)
-    cache: list[Any] = []
-    if subject.cached:
-        filled = _filled_cache(model, kwargs, subject.cached)
-        cache = tensors_in([list(vars(layer).values()) for layer in filled.layers])
+    filled = _filled_cache(model, kwargs, subject.cached) if subject.cached else None
+    if filled is not None:
         names = signature(model.forward).parameters
         kwargs |= {"use_cache": True, next(name for name in CACHES if name in names): filled}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
     update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
     owners = _parameters(model)
-    _number_storages(recorder, model, owners, [args, kwargs, cache], update)
+    _number_storages(recorder, model, owners, [args, kwargs, *map(vars, getattr(filled, "layers", ()))], update)
     order: list[int] = []
     with ExitStack() as around:
         around.enter_context(autocast.effective())

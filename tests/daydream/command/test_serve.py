@@ -49,8 +49,8 @@ def test_an_answer_as_json_has_the_numbers_of_its_options(model: str) -> None:
 def test_a_search_names_the_cheapest_first_and_writes_a_page(model: str, tmp_path: Path) -> None:
     page = tmp_path / "search.html"
     lines = _run(
-        model, "--device", "h100,l40s", "--rate", "100", "--requests", "100", "--search", "--ttft", "200", "--tpot", "20",
-        "--price", "h100=3,l40s=1", "--json", "--html", str(page),
+        model, "--device", "h100,l40s", "--rate", "100", "--requests", "100", "--search", "--ttft", "200",
+        "--tpot", "20", "--price", "h100=3,l40s=1", "--json", "--html", str(page),
     ).splitlines()  # fmt: skip
     records = [json.loads(each) for each in lines]
     costs = [each["boards"] * {"h100-sxm-80gb": 3, "l40s": 1}[each["device"]] for each in records]
