@@ -84,14 +84,16 @@ def capture(
     autocast = Autocast()
     recorder = OperatorRecorder({module: index for index, module in enumerate(model.modules())}, autocast, device)
     args, kwargs = _cast_inputs(subject, parameter_type)
-    filled = _filled_cache(model, kwargs, subject.cached) if subject.cached else None
-    if filled is not None:
+    if subject.cached:
         names = signature(model.forward).parameters
-        kwargs |= {"use_cache": True, next(name for name in CACHES if name in names): filled}
+        # No input is counted for it: layer by layer, a cache that has grown takes its place.
+        cache = _filled_cache(model, kwargs, subject.cached)
+        kwargs |= {"use_cache": True, next(name for name in CACHES if name in names): cache}
+        del cache
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
     update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
     owners = _parameters(model)
-    _number_storages(recorder, model, owners, [args, kwargs, *map(vars, getattr(filled, "layers", ()))], update)
+    _number_storages(recorder, model, owners, [args, kwargs], update)
     order: list[int] = []
     with ExitStack() as around:
         around.enter_context(autocast.effective())
