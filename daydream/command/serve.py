@@ -84,11 +84,11 @@ _POSITIVE = click.FloatRange(1e-6, 1e9)
         help="All-reduces: the faster of vLLM's own and NCCL's, or NCCL's alone.",
     ),
     click.option(
-        "--host-ms", type=click.FloatRange(0, 1e4), default=0.5, show_default=True,
+        "--host-ms", type=click.FloatRange(0, 1e4), default=1.0, show_default=True,
         help="Of the scheduler for an iteration.",
     ),
     click.option(
-        "--host-us", type=click.FloatRange(0, 1e6), default=5.0, show_default=True,
+        "--host-us", type=click.FloatRange(0, 1e6), default=20.0, show_default=True,
         help="Of the scheduler for each sequence of it.",
     ),
     click.option(

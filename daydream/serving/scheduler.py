@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SHORTEST, STEP, BINS = 1e-6, 0.01, 2100
 
 #: Places of numbers that a simulation changes: free pages, running sequences, those that wait to be computed again,
-#: requests admitted, requests answered, preemptions, fewest free pages.
-_FREE, _ACTIVE, _RETURNED, _ENTERED, _DONE, _PREEMPTED, _LEAST = range(7)
+#: requests admitted, requests answered, preemptions, fewest free pages, most running sequences.
+_FREE, _ACTIVE, _RETURNED, _ENTERED, _DONE, _PREEMPTED, _LEAST, _MOST = range(8)
 
 
 class Host(NamedTuple):
@@ -61,6 +61,7 @@ class Schedule(NamedTuple):
         busy: seconds in which the boards computed.
         running: sequences of an iteration, in the mean.
         pages: most pages in use at a time.
+        sequences: most of an iteration.
     """
 
     arrived: Floats
@@ -72,6 +73,7 @@ class Schedule(NamedTuple):
     busy: float
     running: float
     pages: int
+    sequences: int
 
 
 class _Arrivals(NamedTuple):
@@ -128,14 +130,14 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     )
     arrived, first, finished = (np.zeros(count) for _ in range(3))
     gaps = np.zeros(BINS)
-    sizes = (count, count, count, count, engine.sequences + 1, count + 1, _LEAST + 1)
+    sizes = (count, count, count, count, engine.sequences + 1, count + 1, _MOST + 1)
     state = _State._make(np.zeros(size, np.int64) for size in sizes)
     free = max(costs.blocks - shared // PAGE, 0)
     state.numbers[_FREE] = state.numbers[_LEAST] = free
     iterations, busy, running = _compiled_run()(arrivals, limits, seconds, state, arrived, first, finished, gaps)
     return Schedule(
         arrived, first, finished, gaps, iterations, int(state.numbers[_PREEMPTED]), busy, running / max(iterations, 1),
-        costs.blocks - int(state.numbers[_LEAST]),
+        costs.blocks - int(state.numbers[_LEAST]), int(state.numbers[_MOST]),
     )  # fmt: skip
 
 
@@ -171,6 +173,7 @@ def _run(
         iterations += 1
         sequences += scheduled
         numbers[_LEAST] = min(numbers[_LEAST], numbers[_FREE])
+        numbers[_MOST] = max(numbers[_MOST], scheduled)
         _finish(arrivals, limits, state, scheduled, now, arrived, first, finished)
     return iterations, busy, sequences
 

@@ -87,10 +87,15 @@ def search(
         except InputError as error:
             problems.append(error)
             continue
-        outcomes = list(_fewest(costs, requests, promise, host, reserves=reserves))
-        tried += outcomes
-        if outcomes[-1].keeps(promise):
-            best.append(outcomes[-1])
+        for limit in (*(each for each in SEQUENCES if each < engine.sequences), engine.sequences):
+            limited = replace(costs, engine=costs.engine._replace(sequences=limit))
+            outcomes = list(_fewest(limited, requests, promise, host, reserves=reserves))
+            tried += outcomes
+            if outcomes[-1].keeps(promise):
+                best.append(outcomes[-1])
+            if max(part.sequences for each in outcomes for part in each.schedules) < limit:
+                # A larger batch would never fill.
+                break
     if not tried:
         raise problems[0] if problems else InputError("--device", "nothing was tried", "name boards")
     found = Found(best=(), tried=tuple(tried), hourly=hourly or {})
@@ -109,17 +114,13 @@ def _configurations(
     model: ServedModel, devices: Sequence[DeviceSpec], engine: Engine, tensors: Sequence[int],
     problems: list[InputError],
 ) -> Iterator[IterationCosts]:  # fmt: skip
-    """Costs of every kind of board, ranks and limit; what cannot be is left out, and why goes into ``problems``."""
-    limits = [*(each for each in SEQUENCES if each < engine.sequences), engine.sequences]
+    """Costs of every kind of board and ranks; what cannot be is left out, and why goes into ``problems``."""
     for device in devices:
         for ranks in tensors:
             try:
-                costs = iteration_costs(model, device, engine._replace(ranks=ranks))
+                yield iteration_costs(model, device, engine._replace(ranks=ranks))
             except InputError as error:
                 problems.append(error)
-                continue
-            for limit in limits:
-                yield replace(costs, engine=costs.engine._replace(sequences=limit))
 
 
 def _fewest(
@@ -129,7 +130,6 @@ def _fewest(
 
     Requests that never wait are as fast as they can be: where those break the promise no number helps.
     """
-    alone = served(replace(requests, concurrency=1), costs, host, reserves=reserves)
     outcomes: dict[int, Served] = {}
 
     def keeps(replicas: int) -> bool:
@@ -137,15 +137,15 @@ def _fewest(
             outcomes[replicas] = served(requests, costs, host, replicas=replicas, reserves=reserves)
         return outcomes[replicas].keeps(promise)
 
-    most = 1
-    if alone.keeps(promise):
+    least = most = 1
+    if not keeps(1) and served(replace(requests, concurrency=1), costs, host, reserves=reserves).keeps(promise):
+        # One that always has requests waiting answers about as much as a replica can.
+        offered = float(requests.output.sum()) / max(float(requests.arrival[-1]), 1e-9)
+        least, most = 2, min(max(int(offered / outcomes[1].tokens_per_second), 2), REPLICAS, len(requests.arrival))
         while not keeps(most) and most < min(REPLICAS, len(requests.arrival)):
-            most *= 2
-        least = most // 2 + 1
-        while least < most and outcomes[most].keeps(promise):
+            least, most = most + 1, min(2 * most, REPLICAS, len(requests.arrival))
+        while least < most and keeps(most):
             middle = (least + most) // 2
             least, most = (least, middle) if keeps(middle) else (middle + 1, most)
-    else:
-        keeps(most)
     yield from (each for replicas, each in outcomes.items() if replicas != most)
     yield outcomes[most]
