@@ -18,11 +18,15 @@ import numpy as np
 from daydream.memory.device import context_bytes
 from daydream.memory.narrow import ELEMENT_BYTES
 from daydream.operators.calls import operator_prices
+from daydream.operators.variants import PRECISIONS
 from daydream.serving.grid import Grid, interpolated
 from daydream.serving.parts import Attention, Experts, Latent, Loop, Part, Product, Sum, scaled_loop
 from daydream.trace.trace import Floats, Ints
+from hal.spec.power import settled
 from hal.support.errors import InputError
 from roller.library import library_times
+from roller.library.experts.call import LAYER_KERNELS
+from roller.library.latent.call import KERNELS as LATENT_KERNELS
 from roller.library.scaled.products import scaled_times, trained_times
 
 if TYPE_CHECKING:
@@ -51,6 +55,9 @@ _FUSED = ("fp8-tensorwise", "mxfp8", "nvfp4")
 
 #: Bytes of an element of keys and values by the name of its type.
 CACHES: Mapping[str, float] = {"16-bit": 2.0, "fp8": 1.0}
+
+#: Kernels of layers that have several.
+_KERNELS: Mapping[type, int] = {Experts: LAYER_KERNELS, Latent: LATENT_KERNELS}
 
 #: Longest context of a table of attention.
 LONGEST = 1 << 20
@@ -90,7 +97,6 @@ class IterationCosts:
         launch: seconds in which the host launches an iteration kernel by kernel, where no graph is captured.
         blocks: pages of keys and values that fit; 0 where not even the weights do.
         weights: bytes of parameters on a board.
-        kernels: launched in an iteration.
     """
 
     model: ServedModel
@@ -103,7 +109,6 @@ class IterationCosts:
     launch: float
     blocks: int
     weights: float
-    kernels: int
 
     @property
     def cache_tokens(self) -> int:
@@ -132,9 +137,10 @@ class IterationCosts:
         return total
 
     def roofline(self, decoding: int, context: float) -> float:
-        """Seconds of a decoding step at the data sheet's rates: weights and cache read once, or the arithmetic."""
+        """Seconds of a decoding step at the rates that its board sustains: weights and cache read once, or the
+        arithmetic of products."""
         engine, model = self.engine, self.model
-        size = ELEMENT_BYTES.get(engine.precision, 2.0)
+        size = _element_bytes(engine.precision)
         active = model.active_elements(decoding)
         cached = decoding * context * model.cache_elements(engine.ranks) * CACHES[engine.cache]
         moved = active * size / engine.ranks + cached
@@ -150,30 +156,25 @@ def iteration_costs(model: ServedModel, device: DeviceSpec, engine: Engine) -> I
     Raises:
         InputError: the board has no such kernels, or the node not as many boards.
     """
-    device = settled_device(device)
+    # Servers run for hours.
+    device = settled(device)
     sizes = batch_sizes(engine.tokens)
     price = partial(_seconds, device=device, engine=engine, dtype=model.dtype)
-    by_size = price(model.body, sizes)
-    body = np.concatenate([[0.0], by_size])[np.searchsorted(sizes, np.arange(engine.tokens + 1)) + 1]
-    body[0] = 0.0
+    body = price(model.body, sizes)[np.searchsorted(sizes, np.arange(engine.tokens + 1))]
     heads = batch_sizes(engine.sequences)
-    head = np.concatenate([price(model.head, heads)])[np.searchsorted(heads, np.arange(engine.sequences + 1))]
-    size = ELEMENT_BYTES.get(engine.precision, 2.0 if engine.precision == "16-bit" else 1.0)
-    weights = model.weight_bytes(engine.ranks, size)
-    kernels, launch = _launches(model, device)
+    head = price(model.head, heads)[np.searchsorted(heads, np.arange(engine.sequences + 1))]
+    weights = model.weight_bytes(engine.ranks, _element_bytes(engine.precision))
     return IterationCosts(
         model=model, device=device, engine=engine, body=body, head=head,
         decode=_attention_grid(model, device, engine, decoding=True),
         prefill=_attention_grid(model, device, engine, decoding=False),
-        launch=launch, blocks=_blocks(model, device, engine, weights), weights=weights, kernels=kernels,
+        launch=_launch_seconds(model, device), blocks=_blocks(model, device, engine, weights), weights=weights,
     )  # fmt: skip
 
 
-def settled_device(device: DeviceSpec) -> DeviceSpec:
-    """The board at the clock that it keeps: servers run for hours."""
-    from hal.spec.power import settled
-
-    return settled(device)
+def _element_bytes(precision: str) -> float:
+    """Bytes of an element of a narrow layer's weights, its share of scales included."""
+    return 2.0 if precision == PRECISIONS[0] else ELEMENT_BYTES.get(precision, 1.0)
 
 
 def batch_sizes(most: int) -> Ints:
@@ -201,7 +202,7 @@ def _seconds(parts: Mapping[Part, int], sizes: Ints, *, device: DeviceSpec, engi
             share = engine.ranks if part.divided else 1
             loops += [(scaled_loop(part, -(-each // share)), count) for each in tokens]
             continue
-        if isinstance(part, Product) and part.narrow and engine.precision != "16-bit":
+        if isinstance(part, Product) and part.narrow and engine.precision != PRECISIONS[0]:
             n, k = _sides(part, engine.ranks)
             if n % _SIDE == 0 and k % _SIDE == 0:
                 total += count * _narrow_seconds(engine.precision, sizes, n, k, device)
@@ -300,16 +301,14 @@ def _attention(
             "dtype": "float8_e4m3fn" if narrow else dtype}  # fmt: skip
 
 
-def _launches(model: ServedModel, device: DeviceSpec) -> tuple[int, float]:
-    """Kernels of an iteration, and seconds of the host for launching them one by one."""
+def _launch_seconds(model: ServedModel, device: DeviceSpec) -> float:
+    """Seconds of the host for launching the kernels of an iteration one by one."""
     from daydream.prediction.host import FORWARD_SHARE, KERNEL_SHARE
 
-    kernels = calls = 0
+    shares = 0.0
     for part, count in (*model.body.items(), *model.head.items()):
-        each = {Experts: 6, Latent: 12}.get(type(part), 1)
-        kernels, calls = kernels + count * each, calls + count
-    per_call = device.framework_calls.call_seconds
-    return kernels, per_call * (FORWARD_SHARE * calls + KERNEL_SHARE * (kernels - calls))
+        shares += count * (FORWARD_SHARE + KERNEL_SHARE * (_KERNELS.get(type(part), 1) - 1))
+    return shares * device.framework_calls.call_seconds
 
 
 def _blocks(model: ServedModel, device: DeviceSpec, engine: Engine, weights: float) -> int:

@@ -158,13 +158,12 @@ class Served:
     @property
     def assumed(self) -> tuple[str, ...]:
         """Assumptions, a sentence each."""
-        host, graphs = self.host, "graphs of decoding steps" if self.host.graphs else "kernels launched one by one"
-        overlap = "while the boards compute" if host.overlaps else "before the boards compute"
-        return (
-            f"the host takes {1e3 * host.iteration:g} ms an iteration and {1e6 * host.sequence:g} us a sequence,"
-            f" {overlap}; {graphs}",
-            "experts get equally many tokens" if self.costs.has_experts else "layers as transformers defines them",
-        )
+        host = self.host
+        ahead = "while the boards compute" if host.overlaps else "before the boards compute"
+        launches = "iterations are launched as graphs" if host.graphs else "kernels are launched one by one"
+        times = f"{1e3 * host.iteration:g} ms an iteration and {1e6 * host.sequence:g} us a sequence"
+        even = ("experts get equally many tokens",) if self.costs.has_experts else ()
+        return (f"the host takes {times}, {ahead}; {launches}", *even)
 
 
 def _rounded(value: float) -> float:

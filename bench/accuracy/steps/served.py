@@ -214,7 +214,7 @@ def _steps() -> Table:
     columns = [f"{batch} x {_CONTEXT}" for batch in _BATCHES]
     view = new_table(
         ("model", "boards"), tuple(name for each in columns for name in (each, "roofline")),
-        title="Milliseconds of a decoding step by sequences and context, and the least that data sheets allow",
+        title="Milliseconds of a decoding step by sequences and context, and the least that the boards allow",
     )  # fmt: skip
     for model, ranks, precision in _STEPS:
         for device in ("h100", "h200", "b200"):
