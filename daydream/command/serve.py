@@ -118,7 +118,7 @@ def serve_command(
     MODEL is named as for daydream predict: a decoder of transformers, hf:CONFIG.json. Its code alone is read, no
     weights and no board are needed. Requests are batched continuously, and prompts computed in chunks, as vLLM does it.
     """
-    from daydream.serving.answer import print_found, print_served
+    from daydream.serving.answer import print_outcome, print_served
     from daydream.serving.page import write_page
     from daydream.serving.parts import served_model
     from daydream.serving.search import TENSORS, search
@@ -132,16 +132,16 @@ def serve_command(
     parts = served_model(model, class_name=options["class_name"], dtype=options["dtype"])
     if options["search"]:
         tensors = TENSORS if options["tensor"] is None else (options["tensor"],)
-        found = search(
+        outcome = search(
             parts, devices, requests, _promise(options, percentile), host, engine, tensors=tensors,
             reserves=options["reserves"], hourly=hourly,
         )  # fmt: skip
-        for each in found.best[:rows] if as_json else ():
+        for each in outcome.best[:rows] if as_json else ():
             print_json(each.record(hourly.get(each.costs.device.name)))
         if not as_json:
-            print_found(found, percentile, rows)
+            print_outcome(outcome, percentile, rows)
         if html is not None:
-            write_page(html, found, percentile)
+            write_page(html, outcome, percentile)
         return
     from daydream.serving.costs import iteration_costs
 

@@ -147,7 +147,7 @@ class Sides(NamedTuple):
 
 
 def window_of(name: str, inputs: Inputs) -> int:
-    """How many keys a query of a causal operator sees, its own among them; 0 for all."""
+    """Number of keys that a query of a causal operator sees, its own among them; 0 for all."""
     at = (_BACKWARD if name in _BACKWARD else _FORWARD)[name]
     left = inputs.value(at.left) if at.left is not None and inputs.value(at.causal) else None
     return left + 1 if type(left) is int and left >= 0 else 0

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from daydream.report.tables import percent, table
-from daydream.serving.search import Found
+from daydream.serving.search import SearchOutcome
 from daydream.serving.served import PERCENTILES, Served
-from hal.support.tables import print_line, print_table
+from hal.support.tables import new_table, print_line, print_table
 
 
 def configuration(each: Served) -> str:
@@ -24,6 +24,8 @@ def configuration(each: Served) -> str:
 
 def print_served(each: Served) -> None:
     """One simulation: what users see, and what the boards do."""
+    print_line(f"{each.costs.model.title} on {configuration(each)}: {len(each.order):,} requests")
+    print_line()
     print_table(_seen(each))
     record = each.record()
     print_line()
@@ -42,10 +44,7 @@ def print_served(each: Served) -> None:
 
 
 def _seen(each: Served) -> Table:
-    view = table(
-        f"{each.costs.model.title} on {configuration(each)}: {len(each.order):,} requests",
-        "ms", "mean", *(f"p{percentile}" for percentile in PERCENTILES),
-    )  # fmt: skip
+    view = new_table(("ms",), ("mean", *(f"p{percentile}" for percentile in PERCENTILES)))
     rows = (("first token (TTFT)", each.ttft), ("further tokens (TPOT)", each.tpot), ("last token", each.latency))
     for name, times in rows:
         cells = [times.mean(), *(np.percentile(times, each) for each in PERCENTILES)] if len(times) else []
@@ -54,30 +53,32 @@ def _seen(each: Served) -> Table:
     return view
 
 
-def print_found(found: Found, percentile: float, rows: int) -> None:
+def print_outcome(outcome: SearchOutcome, percentile: float, rows: int) -> None:
     """The cheapest configurations that keep a promise."""
-    title = f"{found.best[0].costs.model.title}: {len(found.best)} of {len(found.tried)} simulated keep the promise"
-    view = table(title, *columns(found, percentile))
-    for each in found.best[:rows]:
-        first, *cells = line(found, each, percentile)
+    title = (
+        f"{outcome.best[0].costs.model.title}: {len(outcome.best)} of {len(outcome.tried)} simulated keep the promise"
+    )
+    view = table(title, *columns(outcome, percentile))
+    for each in outcome.best[:rows]:
+        first, *cells = line(outcome, each, percentile)
         view.add_row(Text(first), *cells)
     print_table(view, drop=("tokens/s a user", "tokens/s a board"))
-    for sentence in found.best[0].assumed:
+    for sentence in outcome.best[0].assumed:
         print_line(f"assumed: {sentence}")
 
 
-def columns(found: Found, percentile: float) -> Sequence[str]:
+def columns(outcome: SearchOutcome, percentile: float) -> Sequence[str]:
     """Headers of :func:`line`."""
     at = f" p{percentile:g} ms"
-    price = "an hour" if found.hourly else "boards"
+    price = "an hour" if outcome.hourly else "boards"
     return ("configuration", price, f"TTFT{at}", f"TPOT{at}", "tokens/s a board", "tokens/s a user")
 
 
-def line(found: Found, each: Served, percentile: float) -> Sequence[str]:
+def line(outcome: SearchOutcome, each: Served, percentile: float) -> Sequence[str]:
     """A configuration: its price, what is promised, and tokens a second of boards and users."""
     times = (_ms(float(np.percentile(times, percentile))) if len(times) else "-" for times in (each.ttft, each.tpot))
     return (
-        configuration(each), f"{found.price(each):g}", *times, f"{each.tokens_per_second / each.boards:,.0f}",
+        configuration(each), f"{outcome.price(each):g}", *times, f"{each.tokens_per_second / each.boards:,.0f}",
         f"{each.user_tokens_per_second:,.1f}",
     )  # fmt: skip
 

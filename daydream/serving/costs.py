@@ -64,7 +64,7 @@ LONGEST = 1 << 20
 
 
 class Engine(NamedTuple):
-    """How a replica serves.
+    """Settings of a replica's engine.
 
     Attributes:
         ranks: boards of a replica, all of one node, that share every layer.
@@ -318,5 +318,5 @@ def _blocks(model: ServedModel, device: DeviceSpec, engine: Engine, weights: flo
         raise InputError("--device", f"{device.name} does not say how much memory it has", "choose another")
     head = next((part.n for part in model.head if isinstance(part, Product)), 0)
     activations = model.live_bytes * engine.tokens + 4.0 * head * engine.sequences
-    left = capacity * engine.memory_share - context_bytes(device) - weights - activations
-    return max(int(left / (PAGE * model.cache_elements(engine.ranks) * CACHES[engine.cache])), 0)
+    available = capacity * engine.memory_share - context_bytes(device) - weights - activations
+    return max(int(available / (PAGE * model.cache_elements(engine.ranks) * CACHES[engine.cache])), 0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream.report.style import document, esc, table, tile
 from daydream.serving.answer import columns, configuration, line
-from daydream.serving.search import Found
+from daydream.serving.search import SearchOutcome
 from daydream.serving.served import Served
 from hal.support.atomic import write_atomic
 
@@ -19,14 +19,14 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 1080, 420, 70, 40
 _POINTS = 101
 
 
-def write_page(path: Path, each: Served | Found, percentile: float = 90.0) -> None:
+def write_page(path: Path, each: Served | SearchOutcome, percentile: float = 90.0) -> None:
     """Writes the report of a simulation, or of a search.
 
     Raises:
         OSError: the file cannot be written.
     """
-    body = _found(each, percentile) if isinstance(each, Found) else _served(each)
-    title = (each.best[0] if isinstance(each, Found) else each).costs.model.title
+    body = _searched(each, percentile) if isinstance(each, SearchOutcome) else _served(each)
+    title = (each.best[0] if isinstance(each, SearchOutcome) else each).costs.model.title
     write_atomic(path, document(f"Serving {esc(title)}", f"<h1>Serving {esc(title)}</h1>{body}"))
 
 
@@ -51,15 +51,15 @@ def _served(each: Served) -> str:
     )
 
 
-def _found(found: Found, percentile: float) -> str:
-    rows = [[esc(cell) for cell in line(found, each, percentile)] for each in found.best]
-    tried = [(each.user_tokens_per_second, each.tokens_per_second / each.boards) for each in found.tried]
-    front = [(each.user_tokens_per_second, each.tokens_per_second / each.boards) for each in found.frontier]
+def _searched(outcome: SearchOutcome, percentile: float) -> str:
+    rows = [[esc(cell) for cell in line(outcome, each, percentile)] for each in outcome.best]
+    tried = [(each.user_tokens_per_second, each.tokens_per_second / each.boards) for each in outcome.tried]
+    front = [(each.user_tokens_per_second, each.tokens_per_second / each.boards) for each in outcome.frontier]
     picture = _plot([front], "tokens/s a user", "tokens/s a board", tried)
-    assumed = "".join(f"<li>{esc(sentence)}</li>" for sentence in found.best[0].assumed)
+    assumed = "".join(f"<li>{esc(sentence)}</li>" for sentence in outcome.best[0].assumed)
     return (
-        f"<p>{len(found.tried)} configurations were simulated, and {len(found.best)} keep the promise.</p>"
-        f"{table(columns(found, percentile), rows)}<h2>Boards against users</h2>{picture}"
+        f"<p>{len(outcome.tried)} configurations were simulated, and {len(outcome.best)} keep the promise.</p>"
+        f"{table(columns(outcome, percentile), rows)}<h2>Boards against users</h2>{picture}"
         f"<h2>Assumed</h2><ul>{assumed}</ul>"
     )
 

@@ -159,19 +159,19 @@ class ServedModel:
 
     def weight_bytes(self, ranks: int, narrow_bytes: float) -> float:
         """Bytes of a board's parameters where narrow layers take so many for an element."""
-        narrow = whole = 0.0
+        narrow = undivided = 0.0
         for part, count in (*self.body.items(), *self.head.items()):
             if isinstance(part, Product) and part.narrow and part.divided:
                 narrow += part.n * part.k * count
             elif isinstance(part, Product) and not part.divided:
-                whole += part.n * part.k * count
+                undivided += part.n * part.k * count
             elif isinstance(part, Experts):
                 narrow += 3.0 * part.experts * part.hidden * part.intermediate * count
             elif isinstance(part, Latent):
                 narrow += part.elements * count
         # Of layers that a capture does not tell apart from others the parameters are the last word.
-        wide = max(float(self.units.elements.sum()) - narrow - whole, 0.0)
-        return (narrow * narrow_bytes + 2 * wide) / ranks + 2 * whole
+        wide = max(float(self.units.elements.sum()) - narrow - undivided, 0.0)
+        return (narrow * narrow_bytes + 2 * wide) / ranks + 2 * undivided
 
     def active_elements(self, tokens: int) -> float:
         """Elements of weights that a step of so many tokens reads, experts as often as an even choice hits them."""
@@ -300,15 +300,15 @@ def _products(
         else ["" if is_block else "n"] * len(divided)
     )
     side_of = {group[0]: side for group, side in zip(divided, sides, strict=True)}
-    found: dict[int, list[Part]] = {}
+    products: dict[int, list[Part]] = {}
     for group in groups:
         weights = [_dims(operators[place], _LINEAR[operators[place].name]) for place in group]
         side = side_of.get(group[0], "")
         n = sum(each[1] for each in weights)
-        found[group[0]] = [Product(n, weights[0][0], side, is_block and bool(side))]
+        products[group[0]] = [Product(n, weights[0][0], side, is_block and bool(side))]
         if side == "k" and SHARED not in paths[group[0]]:
-            found[group[0]].append(Sum(n))
-    return found
+            products[group[0]].append(Sum(n))
+    return products
 
 
 def _activations(capture: Capture, operator: CapturedOperator) -> int:

@@ -111,7 +111,7 @@ class _State(NamedTuple):
 
     computed: Ints
     generated: Ints
-    held: Ints
+    pages: Ints
     chunk: Ints
     running: Ints
     returned: Ints
@@ -185,7 +185,7 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
     while place < numbers[_ACTIVE] and budget > 0:
         each = state.running[place]
         size = min(arrivals.prompt[each] + state.generated[each] - state.computed[each], budget)
-        needed = _pages(state.computed[each] + size, limits.shared) - state.held[each]
+        needed = _pages(state.computed[each] + size, limits.shared) - state.pages[each]
         while needed > numbers[_FREE] and numbers[_ACTIVE] > place:
             _preempt(state)
         if numbers[_ACTIVE] <= place:
@@ -229,7 +229,7 @@ def _next(arrivals: _Arrivals, limits: _Limits, state: _State, now: float) -> in
 def _take(state: _State, each: int, pages: int, size: int) -> int:
     """Gives a sequence pages and a chunk, whose tokens are returned."""
     state.numbers[_FREE] -= pages
-    state.held[each] += pages
+    state.pages[each] += pages
     state.chunk[each] = size
     return size
 
@@ -239,8 +239,8 @@ def _preempt(state: _State) -> None:
     numbers = state.numbers
     numbers[_ACTIVE] -= 1
     last = state.running[numbers[_ACTIVE]]
-    numbers[_FREE] += state.held[last]
-    state.held[last] = 0
+    numbers[_FREE] += state.pages[last]
+    state.pages[last] = 0
     state.computed[last] = 0
     state.returned[numbers[_RETURNED]] = last
     numbers[_RETURNED] += 1
@@ -275,11 +275,11 @@ def _finish(
     arrived: Floats, first: Floats, finished: Floats,
 ) -> None:  # fmt: skip
     """New tokens of an iteration; who has all of them gives way, and whoever got an answer asks again."""
-    numbers, left = state.numbers, 0
+    numbers, staying = state.numbers, 0
     for place in range(numbers[_ACTIVE]):
         each = state.running[place]
-        state.running[left] = each
-        left += 1
+        state.running[staying] = each
+        staying += 1
         if place >= scheduled:
             continue
         state.computed[each] += state.chunk[each]
@@ -290,13 +290,13 @@ def _finish(
             first[each] = now
         if state.generated[each] == arrivals.output[each]:
             finished[each] = now
-            numbers[_FREE] += state.held[each]
+            numbers[_FREE] += state.pages[each]
             following = numbers[_DONE] + limits.concurrency
             if following < len(arrivals.time):
                 arrived[following] = now
             numbers[_DONE] += 1
-            left -= 1
-    numbers[_ACTIVE] = left
+            staying -= 1
+    numbers[_ACTIVE] = staying
 
 
 def _pages(tokens: int, shared: int) -> int:

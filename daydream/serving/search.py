@@ -25,7 +25,7 @@ REPLICAS = 256
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
+class SearchOutcome:
     """Outcome of a search.
 
     Attributes:
@@ -46,11 +46,11 @@ class Found:
     @property
     def frontier(self) -> tuple[Served, ...]:
         """Those that no other beats both in tokens a second of a board and of a user, the fastest for users first."""
-        kept: list[Served] = []
+        frontier: list[Served] = []
         for each in sorted(self.tried, key=lambda one: (-one.user_tokens_per_second, -_per_board(one))):
-            if not kept or _per_board(each) > _per_board(kept[-1]):
-                kept.append(each)
-        return tuple(kept)
+            if not frontier or _per_board(each) > _per_board(frontier[-1]):
+                frontier.append(each)
+        return tuple(frontier)
 
 
 def _per_board(each: Served) -> float:
@@ -61,7 +61,7 @@ def search(
     model: ServedModel, devices: Sequence[DeviceSpec], requests: Requests, promise: Promise, host: Host,
     engine: Engine, *, tensors: Sequence[int] = TENSORS, reserves: bool = False,
     hourly: Mapping[str, float] | None = None,
-) -> Found:  # fmt: skip
+) -> SearchOutcome:  # fmt: skip
     """Simulates what serves some requests, and finds the fewest replicas of each configuration that keep a promise.
 
     Args:
@@ -98,7 +98,7 @@ def search(
                 break
     if not tried:
         raise problems[0] if problems else InputError("--device", "nothing was tried", "name boards")
-    found = Found(best=(), tried=tuple(tried), hourly=hourly or {})
+    outcome = SearchOutcome(best=(), tried=tuple(tried), hourly=hourly or {})
     if not best:
         fastest = min(tried, key=lambda each: (float(each.tpot.mean()), float(each.ttft.mean())))
         problem = (
@@ -106,8 +106,8 @@ def search(
             f" token and {1e3 * float(fastest.tpot.mean()):.1f} ms for each further one"
         )
         raise InputError("--ttft, --tpot", problem, "promise less, or name faster boards")
-    order = sorted(best, key=lambda each: (found.price(each), float(each.tpot.mean())))
-    return replace(found, best=tuple(order))
+    order = sorted(best, key=lambda each: (outcome.price(each), float(each.tpot.mean())))
+    return replace(outcome, best=tuple(order))
 
 
 def _configurations(

@@ -1,4 +1,4 @@
-"""What users see of a server: times to the first token and between tokens, tokens a second, at percentiles."""
+"""Servings as users see them: times to the first token and between tokens, tokens a second, at percentiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What a server promises.
+    """Promise of a server to its users.
 
     Attributes:
         ttft: seconds to the first token at most; None for any.
@@ -173,8 +173,8 @@ def _rounded(value: float) -> float:
 def _percentiles(times: Floats) -> dict[str, float]:
     if not len(times):
         return {}
-    told = {f"p{each}": _rounded(float(np.percentile(times, each))) for each in PERCENTILES}
-    return {"mean": _rounded(float(times.mean())), **told}
+    shares = {f"p{each}": _rounded(float(np.percentile(times, each))) for each in PERCENTILES}
+    return {"mean": _rounded(float(times.mean())), **shares}
 
 
 def served(

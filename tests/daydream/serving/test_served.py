@@ -10,7 +10,7 @@ import pytest
 
 from daydream.serving.requests import drawn, read_requests
 from daydream.serving.scheduler import Host
-from daydream.serving.search import Found
+from daydream.serving.search import SearchOutcome
 from daydream.serving.served import Promise, served
 from hal.support.errors import InputError
 from tests.daydream.serving.conftest import flat_costs
@@ -98,8 +98,8 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], word: str) -> Non
 def test_the_frontier_has_what_nothing_beats_in_both() -> None:
     requests = drawn(64, rate=None, prompt="4", output="20", seed=0)
     tried = tuple(served(requests, flat_costs(engine={"sequences": limit}), Host()) for limit in (1, 2, 4, 8))
-    found = Found(best=(), tried=tried, hourly={})
-    speeds = [(each.user_tokens_per_second, each.tokens_per_second) for each in found.frontier]
+    outcome = SearchOutcome(best=(), tried=tried, hourly={})
+    speeds = [(each.user_tokens_per_second, each.tokens_per_second) for each in outcome.frontier]
     assert [each[0] for each in speeds] == sorted((each[0] for each in speeds), reverse=True)
     assert [each[1] for each in speeds] == sorted(each[1] for each in speeds)
     assert len(speeds) == 4
