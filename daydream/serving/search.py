@@ -87,14 +87,17 @@ def search(
         except InputError as error:
             problems.append(error)
             continue
+        smaller: Served | None = None
         for limit in (*(each for each in SEQUENCES if each < engine.sequences), engine.sequences):
             limited = replace(costs, engine=costs.engine._replace(sequences=limit))
             outcomes = list(_fewest(limited, requests, promise, host, reserves=reserves))
             tried += outcomes
-            if outcomes[-1].keeps(promise):
-                best.append(outcomes[-1])
-            if max(part.sequences for each in outcomes for part in each.schedules) < limit:
-                # A larger batch would never fill.
+            last = outcomes[-1]
+            # What never fills a smaller batch is the same with a larger one.
+            if last.keeps(promise) and (smaller is None or smaller.replicas != last.replicas or _fills(smaller)):
+                best.append(last)
+            smaller = last
+            if not any(map(_fills, outcomes)):
                 break
     if not tried:
         raise problems[0] if problems else InputError("--device", "nothing was tried", "name boards")
@@ -108,6 +111,11 @@ def search(
         raise InputError("--ttft, --tpot", problem, "promise less, or name faster boards")
     order = sorted(best, key=lambda each: (outcome.price(each), float(each.tpot.mean())))
     return replace(outcome, best=tuple(order))
+
+
+def _fills(each: Served) -> bool:
+    """True if an iteration had as many sequences as it may."""
+    return any(part.sequences == each.costs.engine.sequences for part in each.schedules)
 
 
 def _configurations(
