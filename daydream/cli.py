@@ -19,6 +19,7 @@ from daydream.command.place import place_command
 from daydream.command.plan import plan_command
 from daydream.command.predict import predict_command
 from daydream.command.recording import Recording, recording_options, rows_option
+from daydream.command.serve import serve_command
 from daydream.command.sweep import sweep_command
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
@@ -282,8 +283,8 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
 
 
 for _command in (
-    predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command, diff_command,
-    schema_command,
+    predict_command, sweep_command, plan_command, serve_command, optimize_command, merge_command, place_command,
+    diff_command, schema_command,
 ):  # fmt: skip
     main.add_command(_command)
 

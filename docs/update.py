@@ -334,6 +334,12 @@ _PLAN_64 = (
     " --global-batch 256"
 )
 
+#: A chat service: its model, requests and the numbers of its weights and cache.
+_SERVE = (
+    "daydream serve hf:examples/models/llama-70b.json --precision fp8-tensorwise --cache fp8 --prompt 500..1500"
+    " --output 100..400 --rate 10 {}"
+)
+
 #: Batches of the example model.
 _LARGEST = (
     "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --dtype bfloat16 --optimizer adamw"
@@ -400,6 +406,21 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     ),
     "plan-search": lambda: console(
         _PLAN.format("--nodes 8 --tensor 8 --global-batch 256 --checkpoint full --search --rows 5")
+    ),
+    "serve": lambda: console(
+        "daydream serve hf:examples/models/llama-1b.json --device l40s --rate 20 --prompt 500..1500 --output 200"
+    ),
+    "serve-search": lambda: console(
+        "daydream serve hf:examples/models/llama-1b.json --device l4,l40s,h100-sxm --rate 40 --prompt 500..1500"
+        " --output 200 --search --ttft 300 --tpot 15 --price l4=0.8,l40s=1.5,h100-sxm=2.5 --rows 6"
+    ),
+    "predict-cached": lambda: console(
+        "daydream predict hf:examples/models/llama-1b.json --mode inference --cached 4096 --batch 16 --dtype bfloat16"
+        " --device a100-sxm-80gb,h100-sxm,b200"
+    ),
+    "tutorial-serve": lambda: console(_SERVE.format("--device h100-sxm --tensor 4")),
+    "tutorial-serve-search": lambda: console(
+        _SERVE.format("--device h100-sxm,h200 --search --ttft 500 --tpot 30 --rows 8")
     ),
     "optimize": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64"),
     "optimize-fsdp": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64 --shard fsdp"),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 DTYPES = ("float32", "bfloat16", "float16", "tf32", "amp", "amp-bfloat16")
 #: SGD with momentum 0.9, Adam, AdamW.
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+#: Names that models of transformers have for a cache of keys and values, the newest first.
+CACHES = ("cache", "past_key_values")
 #: How optimizers walk over the parameters: an operator each, one per kind of arithmetic, or one for all.
 IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
 
@@ -37,6 +39,7 @@ class CaptureOptions:
         precision: of linear layers within the repeated blocks, one of :data:`daydream.operators.variants.PRECISIONS`.
         expert_kernels: of grouped products, one of :data:`daydream.operators.variants.EXPERT_KERNELS`.
         lora: adapters that are trained in place of the model, ``rank=16,modules=q_proj,v_proj``; empty for none.
+        cached: tokens of each sample whose keys and values are in a cache already, in inference.
     """
 
     batch: int | None = None
@@ -57,6 +60,12 @@ class CaptureOptions:
     precision: str = ""
     lora: str = ""
     expert_kernels: str = "pytorch"
+    cached: int = 0
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a sample: those asked for, else one behind cached ones, else what the source says."""
+        return self.sequence or (1 if self.cached else None)
 
     @property
     def built_with(self) -> str:

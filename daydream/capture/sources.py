@@ -6,10 +6,11 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daydream.capture.options import CaptureOptions
+from daydream.capture.options import CACHES, CaptureOptions
 from daydream.operators.convolutions import is_convolution
 from daydream.operators.variants import CAPTURED
 from hal.support.errors import InputError
@@ -89,6 +90,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     from daydream.capture.assumptions import assumption_texts, parse_assumptions, values_assumed
     from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
+    from daydream.capture.models.inputs import UNCACHED
     from daydream.capture.pytorch.adapters import apply_adapters, parse_adapters
     from daydream.capture.pytorch.checkpoints import apply_checkpoints, attention_recomputed
     from daydream.capture.pytorch.meta_kernels import board_kernels
@@ -97,7 +99,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     training = options.mode == "training"
     subject = (
         load_subject(
-            source, batch=options.batch, sequence=options.sequence, image=options.image, training=training,
+            source, batch=options.batch, sequence=options.tokens, image=options.image, training=training,
             class_name=options.class_name, attention=options.built_with,
         )
         if isinstance(source, str)
@@ -107,7 +109,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     kernel = CAPTURED.get(kernel, kernel)
     if kernel == "auto":
         kernel = "flash" if options.flash else "efficient"
-    assumed = list(subject.assumed)
+    assumed = [each for each in subject.assumed if not (options.cached and each == UNCACHED)]
     if options.lora:
         assumed.append(apply_adapters(subject.model, parse_adapters(options.lora)))
     paths = apply_checkpoints(subject.model, options.checkpoint) if training else []
@@ -126,6 +128,11 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         )
     if training and options.checkpoint == "attention":
         assumed.append("attention is computed again in the backward pass")
+    if options.cached:
+        subject = _with_cache(subject, options.cached, training=training)
+        assumed.append(
+            f"{options.cached} tokens are in the cache of keys and values, which transformers copies as it grows"
+        )
     values = parse_assumptions(options.assume)
     assumed += assumption_texts(values)
     again = attention_recomputed() if training and options.checkpoint == "attention" else nullcontext()
@@ -150,6 +157,19 @@ def _rounded(step: Capture) -> Capture:
         if is_convolution(operator.name) and data is not None and data.dtype == "float":
             return replace(step, assumed=(*step.assumed, ROUNDED))
     return step
+
+
+def _with_cache(subject: Subject, tokens: int, *, training: bool) -> Subject:
+    """The subject behind so many tokens.
+
+    Raises:
+        InputError: a step of training has no cache, or the model takes none.
+    """
+    if training:
+        raise InputError("--cached", "is of no step of training", "add --mode inference")
+    if not set(CACHES) & set(signature(subject.model.forward).parameters):
+        raise InputError("--cached", f"{subject.title} keeps no cache of keys and values", "name a decoder by hf:")
+    return replace(subject, cached=tokens)
 
 
 def _channels_last(subject: Subject) -> Subject:

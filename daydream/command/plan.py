@@ -286,8 +286,7 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
 
     names = (
         "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
-        "assume", "precision", "lora",
-        "expert_kernels",
+        "assume", "precision", "lora", "expert_kernels", "cached",
     )  # fmt: skip
     capture = CaptureOptions(
         **({name: options[name] for name in names} | {"sequence": _tokens(options)} | changed),

@@ -32,6 +32,12 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 #: How a step runs, whatever else a command asks.
 STEP_OPTIONS = (
     click.option("--sequence", type=click.IntRange(1), default=None, help="Tokens of a sample."),
+    click.option(
+        "--cached",
+        type=click.IntRange(0),
+        default=0,
+        help="Tokens of a sample in a cache of keys and values already, before one more or those of --sequence.",
+    ),
     click.option("--image", type=click.IntRange(1), default=None, help="Side of an image in pixels."),
     click.option("--class", "class_name", default=None, help="Class of transformers, as AutoModelForCausalLM."),
     click.option("--mode", type=click.Choice(["training", "inference"]), default="training", show_default=True),
@@ -251,7 +257,7 @@ def _on_processor(
         if options[name] != value:
             raise InputError(option, f"processors run {value} alone with this backend", f"give {option} {value}")
     usual = {"largest_batch": False, "precision": PRECISIONS[0], "lora": "", "checkpoint": "none", "host": "",
-             "channels_last": False, "assume": (), "optimizer": None}  # fmt: skip
+             "channels_last": False, "assume": (), "optimizer": None, "cached": 0}  # fmt: skip
     for name, default in usual.items():
         if options[name] != default:
             raise InputError(f"--{name.replace('_', '-')}", "is of steps on boards", "leave it out for a processor")

@@ -105,9 +105,9 @@ def describe_attention(name: str, inputs: Inputs) -> Work | str:
         "keys": key.length, "head_dim": query.width, "value_dim": value.width, "causal": causal, "page": 0,
         "dtype": dtype,
     }  # fmt: skip
-    window = inputs.value(at.left) if at.left is not None and causal else None
-    if type(window) is int and window >= 0:
-        data["window"] = window + 1
+    window = window_of(name, inputs)
+    if window:
+        data["window"] = window
     reason = _contradiction(query, key, causal)
     if reason:
         return reason
@@ -144,6 +144,13 @@ class Sides(NamedTuple):
     value_width: int
     causal: bool
     backward: bool
+
+
+def window_of(name: str, inputs: Inputs) -> int:
+    """Number of keys that a query of a causal operator sees, its own among them; 0 for all."""
+    at = (_BACKWARD if name in _BACKWARD else _FORWARD)[name]
+    left = inputs.value(at.left) if at.left is not None and inputs.value(at.causal) else None
+    return left + 1 if type(left) is int and left >= 0 else 0
 
 
 def attention_sides(name: str, inputs: Inputs) -> Sides | None:

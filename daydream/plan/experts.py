@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 GROUPED = "aten::_grouped_mm"
 
 #: What a path has where experts are that see every token.
-_SHARED = "shared_expert"
+SHARED = "shared_expert"
 
 #: Share of a board's links that DeepEP's kernels reach within a node: 153 of H800's 200 GB/s one way (its README).
 DEEPEP_LINK_SHARE = 0.77
@@ -138,7 +138,7 @@ def add_exchange(prices: list[OperatorPrice], units: Units, layout: Layout, node
             if (capture.operators[row].forward != NONE) == layer.gradients
         ]  # fmt: skip
         seconds = _seconds(capture, rows, inside, layout, node) * layout.imbalance
-        hidden = sum(prices[row].seconds for row in inside if _SHARED in _path(capture, row))
+        hidden = sum(prices[row].seconds for row in inside if SHARED in _path(capture, row))
         exposed = max(seconds - hidden / 2, 0.0) if layout.overlap_experts else seconds
         for row in inside if path else rows:
             if not path or _path(capture, row).startswith(path):

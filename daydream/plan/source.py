@@ -66,7 +66,7 @@ def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subj
     if not isinstance(model, str):
         return model()
     return load_subject(
-        model, batch=options.batch, sequence=options.sequence, image=options.image, class_name=options.class_name,
+        model, batch=options.batch, sequence=options.tokens, image=options.image, class_name=options.class_name,
         training=options.mode == "training", attention=options.built_with,
     )  # fmt: skip
 

@@ -13,6 +13,9 @@ import torch
 #: Tokens of a text by default.
 SEQUENCE = 128
 
+#: What is said of models that could write a cache.
+UNCACHED = "no cache of keys and values is written"
+
 #: Samples of sound by default: ten seconds at 16 kHz. Frames of a video, where its model does not say.
 _SOUND, _FRAMES = 160_000, 16
 
@@ -85,7 +88,7 @@ def inputs_of_model(
         assumed.append("state spaces run without the kernels of mamba-ssm, as transformers does without that package")
     if "use_cache" in parameters:
         inputs["use_cache"] = False
-        assumed.append("no cache of keys and values is written")
+        assumed.append(UNCACHED)
     language = next(iter(getattr(config, "languages", None) or ()), None)
     if language and getattr(config, "default_language", "") is None and hasattr(model, "set_default_language"):
         model.set_default_language(language)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from daydream.capture.captured import Capture, CapturedModule, CapturedParameter
+from daydream.capture.options import CACHES
 from daydream.capture.pytorch.arguments import recorded_tensor, tensors_in
 from daydream.capture.pytorch.autocast import Autocast
 from daydream.capture.pytorch.checkpoints import repeated_blocks
@@ -38,6 +40,7 @@ class Subject:
         optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``.
         assumed: what had to be supposed.
         source: file of the user's that made the model, None for a library's.
+        cached: tokens of each sample that a cache holds before the step.
     """
 
     title: str
@@ -49,6 +52,7 @@ class Subject:
     optimizer: str = "sgd"
     assumed: tuple[str, ...] = ()
     source: Path | None = None
+    cached: int = 0
 
 
 def capture(
@@ -80,6 +84,12 @@ def capture(
     autocast = Autocast()
     recorder = OperatorRecorder({module: index for index, module in enumerate(model.modules())}, autocast, device)
     args, kwargs = _cast_inputs(subject, parameter_type)
+    if subject.cached:
+        names = signature(model.forward).parameters
+        # No input is counted for it: layer by layer, a cache that has grown takes its place.
+        cache = _filled_cache(model, kwargs, subject.cached)
+        kwargs |= {"use_cache": True, next(name for name in CACHES if name in names): cache}
+        del cache
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
     update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
     owners = _parameters(model)
@@ -175,6 +185,14 @@ def _parameters(model: Any) -> dict[str, tuple[torch.Tensor, int]]:
             seen.add(tensor)
             owners[f"{path}.{name}" if path else name] = (tensor, index)
     return owners
+
+
+def _filled_cache(model: Any, kwargs: Mapping[str, Any], tokens: int) -> Any:
+    """A cache of so many tokens, whose keys and values the model's own code has put there."""
+    name, given = next((name, each) for name, each in kwargs.items() if isinstance(each, torch.Tensor))
+    with torch.no_grad():
+        result = model(**{name: given.new_empty(given.shape[0], tokens)}, use_cache=True)
+    return next(result[name] for name in CACHES if name in result)
 
 
 def _cast_inputs(subject: Subject, dtype: str) -> tuple[Any, Any]:
