@@ -24,18 +24,3 @@ def constant_of(module: Any, node: Any) -> Any:
     for part in node.target.split("."):
         owner = getattr(owner, part)
     return owner
-
-
-def new_constant(module: Any, like: Any, tensor: Any) -> Any:
-    """A node of a new constant, put where the graph inserts; ``like`` is a constant's node, whose fake mode it gets."""
-    number = 0
-    while hasattr(module, f"roller_constant_{number}"):
-        number += 1
-    name = f"roller_constant_{number}"
-    # Inductor's cache of graphs keeps what a constant looks like, not its numbers, as of parameters that it freezes.
-    tensor._is_frozen_param = True
-    module.register_buffer(name, tensor)
-    node = module.graph.get_attr(name)
-    value = like.meta["val"]
-    node.meta = {"val": value.new_empty(tuple(tensor.shape), dtype=tensor.dtype)}
-    return node

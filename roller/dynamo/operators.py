@@ -21,8 +21,28 @@ from roller.dynamo.orders import LAST
 #: Namespace of the operators; PyTorch keeps them as long as the process.
 NAMESPACE = "roller_regions"
 
+
+@dataclass(frozen=True)
+class RegionOperator:
+    """Arguments of :func:`region_operator`, by which another process defines the operator.
+
+    Attributes:
+        kernel: name of the bundle's folder.
+        shape: of the result.
+        memory_format: order of the result's elements.
+        formats: orders in which it reads the elements of its inputs.
+    """
+
+    kernel: str
+    shape: tuple[int, ...]
+    memory_format: Any
+    formats: tuple[Any, ...]
+
+
 #: Full name -> operator, of all that were defined.
 _defined: dict[str, Any] = {}
+#: Operator -> what it was defined as.
+_definitions: dict[Any, RegionOperator] = {}
 #: PyTorch forgets what a library defined when the library is gone.
 _libraries: list[Any] = []
 
@@ -50,7 +70,15 @@ def region_operator(
     name = "_".join(words)
     if name not in _defined:
         _defined[name] = _define(name, bundle, _Result(tuple(shape), memory_format), formats, emulated)
+        _definitions[_defined[name]] = RegionOperator(
+            bundle.directory.name, tuple(shape), memory_format, tuple(formats)
+        )
     return _defined[name]
+
+
+def definition_of(op: Any) -> RegionOperator | None:
+    """What an operator was defined as; None where it is none of ours."""
+    return _definitions.get(op)
 
 
 @dataclass(frozen=True)
