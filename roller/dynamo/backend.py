@@ -28,6 +28,7 @@ from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU
+from roller.dynamo.constants import constant_of, use_huge_pages
 from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
@@ -171,7 +172,7 @@ class RollerBackend:
         if shelf is not None:
             decisions = rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
             self._report(decisions)
-        if any(node.op == "get_attr" for node in module.graph.nodes):
+        if module.graph.find_nodes(op="get_attr"):
             for pattern in packing if self.fallback == "inductor" else ():
                 pattern.apply(module.graph)
             torch._inductor.pattern_matcher.stable_topological_sort(module.graph)
@@ -179,6 +180,7 @@ class RollerBackend:
             module.recompile()
             with enter_freezing():
                 torch._inductor.constant_folding.constant_fold(module)
+            use_huge_pages(constant_of(module, node) for node in module.graph.find_nodes(op="get_attr"))
         if self.fallback == "eager":
             return InterpretedGraph(module)
         code = torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)

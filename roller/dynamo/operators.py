@@ -103,8 +103,15 @@ def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], 
     library.define(f"{name}({parameters}) -> Tensor", tags=tags)
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
     if bundle.is_for_cpu:
-        write = _on_processor(CpuOperator.load(bundle.directory), formats)
-        library.impl(name, lambda *tensors: write(*tensors, out=result.empty(dtype, "cpu")), "CPU")
+        write = _on_processor(CpuOperator.load(bundle.directory))
+
+        def arranged(*tensors: Any) -> Any:
+            # What lies in the right order already is not copied.
+            pairs = zip(tensors, formats, strict=True)
+            dense = [tensor.contiguous(memory_format=memory_format) for tensor, memory_format in pairs]
+            return write(*dense, out=result.empty(dtype, "cpu"))
+
+        library.impl(name, arranged, "CPU")
         _lower_in_inductor(op, f"{NAMESPACE}_{name}", write, result, formats, dtype)
     elif emulated:
         library.impl(name, _in_emulator(bundle, result.shape, dtype), "CPU")
@@ -118,19 +125,14 @@ def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], 
     return op
 
 
-def _on_processor(operator: CpuOperator, formats: Sequence[Any]) -> Launch:
-    """A function of tensors that writes its result into ``out``."""
+def _on_processor(operator: CpuOperator) -> Launch:
+    """A function of tensors in the orders that the kernel reads, which writes its result into ``out``."""
     # PyTorch's own operators run on OpenMP's threads: those of ours would wait for theirs.
     operator.use_openmp()
-    run, orders = operator.run, tuple(formats)
+    run = operator.run
 
     def write(*tensors: Any, out: Any) -> Any:
-        # What lies in the right order already is not copied.
-        dense = [
-            tensor.contiguous(memory_format=memory_format)
-            for tensor, memory_format in zip(tensors, orders, strict=True)
-        ]
-        run(*[tensor.data_ptr() for tensor in dense], out.data_ptr())
+        run(*[tensor.data_ptr() for tensor in tensors], out.data_ptr())
         return out
 
     return write
