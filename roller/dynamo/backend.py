@@ -63,7 +63,7 @@ def backend(
         cache: folder of compiled kernels; below ``~/.cache/roller`` by default.
         jobs: processes that compile; as many as there are cores by default.
         freeze: take parameters as constants where no gradients are recorded, as ``torch._inductor.config.freezing``
-            does. Where a parameter is written to afterwards, the graph is compiled anew.
+            does. Where a parameter is written to afterwards, what follows from it is computed anew.
         competes: leave to the library what it is expected to do faster; without, all that can be taken is.
         emulate: run kernels of a GPU on the processor, thread by thread: for tests of small models.
 
