@@ -115,10 +115,11 @@ class Derivations:
         is_function = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
         if not is_function and node.target is not operator.getitem:
             raise UnknownOriginError(f"{node.target} is no function of PyTorch")
-        arguments, keywords = map_aggregate(
-            (node.args, dict(node.kwargs)),
-            lambda each: self._of_node(module, each) if isinstance(each, torch.fx.Node) else each,
-        )
+
+        def origin_of(each: Any) -> Any:
+            return self._of_node(module, each) if isinstance(each, torch.fx.Node) else each
+
+        arguments, keywords = map_aggregate((node.args, dict(node.kwargs)), origin_of)
         return Derived("getitem" if node.target is operator.getitem else str(node.target), arguments, keywords)
 
 
