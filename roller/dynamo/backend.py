@@ -163,7 +163,8 @@ class RollerBackend:
         self, packing: Sequence[Any], recording: Recording | None, module: Any, inputs: Sequence[Any], **options: Any
     ) -> Any:
         """A functional graph of one device as code; ``packing`` are patterns for the weights of what stays."""
-        shelf, decisions = self._shelf(module), []
+        shelf = self._shelf(module)
+        decisions: list[Decision] = []
         if shelf is not None and self.prices is not None:
             decisions, price = predicted(module, shelf, competes=self.competes)
             self.prices.append(price)

@@ -94,7 +94,7 @@ class Recording:
             return None
         names = {name: getattr(module, own) for name, own in code.frozen_param_names.items()}
         try:
-            tensors = {**code.constants, **names}
+            tensors = {**(code.constants or {}), **names}
             constants = {name: self.derivations.origin(tensor) for name, tensor in tensors.items()}
         except UnknownOriginError:
             return None
