@@ -21,16 +21,19 @@ import torch._inductor.compile_fx
 import torch._inductor.constant_folding
 import torch._inductor.fx_passes.freezing_patterns
 import torch._inductor.pattern_matcher
+from torch._inductor.freezing_utils import enter_freezing
 from torch._inductor.output_code import OutputCode
 
 from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU
+from roller.dynamo.constants import constant_of, use_huge_pages
 from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
 from roller.dynamo.rewriting import Decision, predicted, rewrite
+from roller.dynamo.stored import GraphStore, Recording
 
 log = logging.getLogger("roller.backend")
 
@@ -60,7 +63,7 @@ def backend(
         cache: folder of compiled kernels; below ``~/.cache/roller`` by default.
         jobs: processes that compile; as many as there are cores by default.
         freeze: take parameters as constants where no gradients are recorded, as ``torch._inductor.config.freezing``
-            does. Where a parameter is written to afterwards, the graph is compiled anew.
+            does. Where a parameter is written to afterwards, what follows from it is computed anew.
         competes: leave to the library what it is expected to do faster; without, all that can be taken is.
         emulate: run kernels of a GPU on the processor, thread by thread: for tests of small models.
 
@@ -111,47 +114,80 @@ class RollerBackend:
             return _with_options(options)(module, inputs)
         if not self.freeze or torch.is_grad_enabled():
             return self.compiled(module, inputs)
-        return FrozenGraph(self.compiled, module, inputs)
+        return FrozenGraph(self._frozen, module, inputs)
 
-    def compiled(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _frozen(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph module whose parameters are its own as a function, from the store where it was compiled before."""
+        tensors = [
+            each for each in (*module.parameters(), *module.buffers(), *inputs) if isinstance(each, torch.Tensor)
+        ]
+        device, _ = self._device({tensor.device.type for tensor in tensors})
+        is_stored = self.fallback == "inductor" and self.prices is None and not self.emulate
+        if device is None or not is_processor(device) or not is_stored:
+            return self.compiled(module, inputs)
+        store = GraphStore(KernelShelf.of(device, self.cache, self.jobs), self.competes)
+        key = store.key(module, inputs)
+        if key is None:
+            return self.compiled(module, inputs)
+        found = store.load(key, module)
+        if found is not None:
+            decisions, code = found
+            self._report(decisions)
+            return code
+        with store.recorded(key, module, inputs) as recording:
+            return self.compiled(module, inputs, recording)
+
+    def compiled(self, module: Any, inputs: Sequence[Any], recording: Recording | None = None) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
         with torch._functorch.config.patch(enable_autograd_cache=False), _unpacked_weights() as packing:
             code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
                 module,
                 inputs,
-                inner_compile=partial(self._inner, packing),
+                inner_compile=partial(self._inner, packing, recording),
                 config_patches={
                     "freezing": self.freeze,
                     # Kernels read dense tensors: no copies into another order and back.
                     "layout_optimization": False,
+                    # Code that holds numbers would hold those of parameters.
+                    "always_keep_tensor_constants": self.freeze,
                 },
             )
         return code
 
-    def _inner(self, packing: Sequence[Any], module: Any, inputs: Sequence[Any], **options: Any) -> Any:
+    def _report(self, decisions: Sequence[Decision]) -> None:
+        for listener in self.listeners:
+            listener(decisions)
+
+    def _inner(
+        self, packing: Sequence[Any], recording: Recording | None, module: Any, inputs: Sequence[Any], **options: Any
+    ) -> Any:
         """A functional graph of one device as code; ``packing`` are patterns for the weights of what stays."""
         shelf = self._shelf(module)
+        decisions: list[Decision] = []
         if shelf is not None and self.prices is not None:
             decisions, price = predicted(module, shelf, competes=self.competes)
             self.prices.append(price)
-            for listener in self.listeners:
-                listener(decisions)
+            self._report(decisions)
             return InterpretedGraph(module)
         if shelf is not None:
             decisions = rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
-            for listener in self.listeners:
-                listener(decisions)
-        if self.fallback == "eager":
-            return InterpretedGraph(module)
-        if any(node.op == "get_attr" for node in module.graph.nodes):
-            for pattern in packing:
+            self._report(decisions)
+        if module.graph.find_nodes(op="get_attr"):
+            for pattern in packing if self.fallback == "inductor" else ():
                 pattern.apply(module.graph)
             torch._inductor.pattern_matcher.stable_topological_sort(module.graph)
             module.graph.lint()
             module.recompile()
-            torch._inductor.constant_folding.constant_fold(module)
-        return torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)
+            with enter_freezing():
+                torch._inductor.constant_folding.constant_fold(module)
+            use_huge_pages(constant_of(module, node) for node in module.graph.find_nodes(op="get_attr"))
+        if self.fallback == "eager":
+            return InterpretedGraph(module)
+        code = torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)
+        if recording is not None:
+            recording.finish(module, inputs, code, decisions)
+        return code
 
     def _shelf(self, module: Any) -> KernelShelf | None:
         """Kernels of the device that a graph's tensors lie on; None where there is none, as a line of warning says."""

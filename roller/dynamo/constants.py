@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,16 +29,34 @@ def constant_of(module: Any, node: Any) -> Any:
     return owner
 
 
-def new_constant(module: Any, like: Any, tensor: Any) -> Any:
-    """A node of a new constant, put where the graph inserts; ``like`` is a constant's node, whose fake mode it gets."""
-    number = 0
-    while hasattr(module, f"roller_constant_{number}"):
-        number += 1
-    name = f"roller_constant_{number}"
-    # Inductor's cache of graphs keeps what a constant looks like, not its numbers, as of parameters that it freezes.
-    tensor._is_frozen_param = True
-    module.register_buffer(name, tensor)
-    node = module.graph.get_attr(name)
-    value = like.meta["val"]
-    node.meta = {"val": value.new_empty(tuple(tensor.shape), dtype=tensor.dtype)}
-    return node
+#: Bytes of a huge page of Linux on the processors that kernels are compiled for.
+HUGE_PAGE_BYTES = 1 << 21
+#: Advice of Linux 6.1 and later (``madvise(2)``): put what lies in memory into huge pages now.
+_MADV_COLLAPSE = 25
+
+
+@cache
+def _madvise() -> Any:
+    """The function of the C library; None where the system is not Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
+def use_huge_pages(tensors: Iterable[Any]) -> None:
+    """Put tensors that lie in this machine's memory into huge pages, as far as the system does so.
+
+    Weights that come from memory at every call are read 1.1 times as fast so (one core of an EPYC with Zen 5): cores
+    fetch ahead of their use up to the end of a page alone, and `hal.microbench` measures bandwidth in huge ones.
+    """
+    madvise = _madvise()
+    for tensor in tensors if madvise is not None else ():
+        # What is no tensor of numbers, such as one of shapes alone or another graph, has no pages.
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_mkldnn:
+            storage = tensor.untyped_storage()
+            start = -(-storage.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+            size = (storage.data_ptr() + storage.nbytes() - start) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            if size > 0:
+                madvise(start, size, _MADV_COLLAPSE)

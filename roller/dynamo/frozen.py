@@ -1,4 +1,4 @@
-"""Graphs whose parameters are constants of their code, compiled anew where one is another tensor or was written to.
+"""Graphs whose parameters are constants of their code, made anew where one is another tensor or was written to.
 
 Dynamo hands parameters to a graph as inputs. Where no gradients are recorded they are the same tensors at every call,
 and what can be computed from them alone is computed once: batch norms in weights, weights in the order that kernels
@@ -50,7 +50,7 @@ class FrozenGraph:
         """The graph's outputs."""
         given = [arguments[position] for position in self._positions]
         if any(map(_is_not, given, self._parameters)) or _versions(self._watched) != self._versions:
-            log.warning("parameters have changed since their graph was compiled: it is compiled anew")
+            log.warning("parameters have changed since their graph was compiled: its constants are made anew")
             self._compile(given, self._own, arguments)
         outputs = self._code(*[arguments[position] for position in self._others])
         if self._is_new:

@@ -81,11 +81,11 @@ class KernelShelf:
 
     def name_of(self, expr: TensorExpr) -> str:
         """The name of an operator: its kind's word and a digest of all that its kernel follows from."""
-        key = digest(self._surroundings, repr(replace(expr, name="")))
+        key = digest(self.surroundings, repr(replace(expr, name="")))
         return f"{expr.name[:40]}_{key[:_KEY_LETTERS]}"
 
     @cached_property
-    def _surroundings(self) -> str:
+    def surroundings(self) -> str:
         """All that kernels follow from besides their operators."""
         from codegen.compile.toolchain import toolchain
 

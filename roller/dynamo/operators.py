@@ -21,8 +21,28 @@ from roller.dynamo.orders import LAST
 #: Namespace of the operators; PyTorch keeps them as long as the process.
 NAMESPACE = "roller_regions"
 
+
+@dataclass(frozen=True)
+class RegionOperator:
+    """Arguments of :func:`region_operator`, by which another process defines the operator.
+
+    Attributes:
+        kernel: name of the bundle's folder.
+        shape: of the result.
+        memory_format: order of the result's elements.
+        formats: orders in which it reads the elements of its inputs.
+    """
+
+    kernel: str
+    shape: tuple[int, ...]
+    memory_format: Any
+    formats: tuple[Any, ...]
+
+
 #: Full name -> operator, of all that were defined.
 _defined: dict[str, Any] = {}
+#: Operator -> what it was defined as.
+_definitions: dict[Any, RegionOperator] = {}
 #: PyTorch forgets what a library defined when the library is gone.
 _libraries: list[Any] = []
 
@@ -50,7 +70,15 @@ def region_operator(
     name = "_".join(words)
     if name not in _defined:
         _defined[name] = _define(name, bundle, _Result(tuple(shape), memory_format), formats, emulated)
+        _definitions[_defined[name]] = RegionOperator(
+            bundle.directory.name, tuple(shape), memory_format, tuple(formats)
+        )
     return _defined[name]
+
+
+def definition_of(op: Any) -> RegionOperator | None:
+    """What an operator was defined as; None where it is none of ours."""
+    return _definitions.get(op)
 
 
 @dataclass(frozen=True)
@@ -75,8 +103,15 @@ def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], 
     library.define(f"{name}({parameters}) -> Tensor", tags=tags)
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
     if bundle.is_for_cpu:
-        write = _on_processor(CpuOperator.load(bundle.directory), formats)
-        library.impl(name, lambda *tensors: write(*tensors, out=result.empty(dtype, "cpu")), "CPU")
+        write = _on_processor(CpuOperator.load(bundle.directory))
+
+        def arranged(*tensors: Any) -> Any:
+            # What lies in the right order already is not copied.
+            pairs = zip(tensors, formats, strict=True)
+            dense = [tensor.contiguous(memory_format=memory_format) for tensor, memory_format in pairs]
+            return write(*dense, out=result.empty(dtype, "cpu"))
+
+        library.impl(name, arranged, "CPU")
         _lower_in_inductor(op, f"{NAMESPACE}_{name}", write, result, formats, dtype)
     elif emulated:
         library.impl(name, _in_emulator(bundle, result.shape, dtype), "CPU")
@@ -90,19 +125,14 @@ def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], 
     return op
 
 
-def _on_processor(operator: CpuOperator, formats: Sequence[Any]) -> Launch:
-    """A function of tensors that writes its result into ``out``."""
+def _on_processor(operator: CpuOperator) -> Launch:
+    """A function of tensors in the orders that the kernel reads, which writes its result into ``out``."""
     # PyTorch's own operators run on OpenMP's threads: those of ours would wait for theirs.
     operator.use_openmp()
-    run, orders = operator.run, tuple(formats)
+    run = operator.run
 
     def write(*tensors: Any, out: Any) -> Any:
-        # What lies in the right order already is not copied.
-        dense = [
-            tensor.contiguous(memory_format=memory_format)
-            for tensor, memory_format in zip(tensors, orders, strict=True)
-        ]
-        run(*[tensor.data_ptr() for tensor in dense], out.data_ptr())
+        run(*[tensor.data_ptr() for tensor in tensors], out.data_ptr())
         return out
 
     return write

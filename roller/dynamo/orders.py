@@ -15,6 +15,8 @@ from torch.fx.node import map_arg
 #: Elements of an image that one place has in every channel lie together, or places of one channel do.
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 
+_aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -135,3 +137,24 @@ def dense_copy(graph: Any, node: Any, memory_format: Any) -> Any:
     copied = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": memory_format})
     copied.meta = {"val": node.meta["val"].contiguous(memory_format=memory_format)}
     return copied
+
+
+def arranged_constant(graph: Any, operand: Operand) -> Any:
+    """A node that gives a constant the order in which a kernel reads it; the constant itself where it has that."""
+    node, packing = operand.node, operand.packing
+    value = node.meta["val"]
+    if packing is None and value.is_contiguous(memory_format=operand.memory_format):
+        return node
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    if packing is not None:
+        calls += [
+            (_aten.reshape.default, (list(packing.extents),), {}),
+            (_aten.permute.default, (list(packing.order),), {}),
+        ]
+    calls.append((_aten.clone.default, (), {"memory_format": operand.memory_format}))
+    for function, arguments, keywords in calls:
+        with graph.inserting_after(node):
+            following = graph.call_function(function, (node, *arguments), keywords)
+        following.meta = {"val": function(node.meta["val"], *arguments, **keywords)}
+        node = following
+    return node

@@ -14,11 +14,11 @@ from torch._inductor.fx_passes.post_grad import view_to_reshape
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.dynamo.constants import constant_of, new_constant, on_real_tensors
+from roller.dynamo.constants import constant_of, on_real_tensors
 from roller.dynamo.convolutions import writes_last_channels
 from roller.dynamo.kernels import ON_PROCESSOR, Kernel, KernelShelf, is_processor
 from roller.dynamo.operators import region_operator
-from roller.dynamo.orders import LAST, Operand, dense_copy, orders_of_outputs, refresh
+from roller.dynamo.orders import LAST, Operand, arranged_constant, dense_copy, orders_of_outputs, refresh
 from roller.dynamo.prices import VIEWS, GraphPrice, bandwidth_for, graph_price
 from roller.dynamo.regions import Region, regions_of
 from roller.dynamo.sums import is_constant, shape_of
@@ -42,6 +42,7 @@ class Decision:
         multiply_adds: of the product; 0 where it is none of ours.
         seconds: how long the kernel is expected to take; NaN without one.
         reason: why PyTorch's own operators stay; empty where the kernel is taken.
+        has_failed: whether the kernel was to be taken and could not be.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Decision:
     multiply_adds: int = 0
     seconds: float = math.nan
     reason: str = ""
+    has_failed: bool = False
 
     @property
     def is_taken(self) -> bool:
@@ -123,7 +125,7 @@ def predicted(module: Any, shelf: KernelShelf, *, competes: bool = True) -> tupl
     return decisions, graph_price(module.graph, taken, stays, shelf.device)
 
 
-def region_decision(region: Region, name: str, seconds: float, reason: str) -> Decision:
+def region_decision(region: Region, name: str, seconds: float, reason: str, has_failed: bool = False) -> Decision:
     """The decision about a region."""
     return Decision(
         name=name,
@@ -132,6 +134,7 @@ def region_decision(region: Region, name: str, seconds: float, reason: str) -> D
         multiply_adds=region.anchor.multiply_adds,
         seconds=seconds,
         reason=reason,
+        has_failed=has_failed,
     )
 
 
@@ -143,13 +146,13 @@ def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) 
     for region in regions:
         name = shelf.name_of(region.expr)
         kernel = kernels.get(name, "")
-        reason = dearer.get(name, "")
+        reason, fault = dearer.get(name, ""), ""
         if not reason:
-            reason = rewriting.put(region, kernel) if isinstance(kernel, Kernel) else kernel
-            if reason:
-                log.warning("%s stays with PyTorch: %s", name, reason)
+            fault = rewriting.put(region, kernel) if isinstance(kernel, Kernel) else kernel
+            if fault:
+                log.warning("%s stays with PyTorch: %s", name, fault)
         seconds = kernel.seconds if isinstance(kernel, Kernel) else math.nan
-        decisions.append(region_decision(region, name, seconds, reason))
+        decisions.append(region_decision(region, name, seconds, reason or fault, has_failed=bool(fault)))
     rewriting.settle()
     return decisions
 
@@ -244,7 +247,7 @@ class _Rewriting:
     Attributes:
         faults: what is wrong with an operator, by itself; empty where nothing is.
         replaced: results of regions -> the nodes that stand in their place.
-        constants: what constants were arranged into, by node and order.
+        constants: nodes that arrange constants, by node and order.
         formats: orders in which operators of ours read their operands, by node.
     """
 
@@ -298,17 +301,11 @@ class _Rewriting:
         refresh(graph, before=copy_operands)
 
     def _argument(self, operand: Operand) -> Any:
-        """The node that an operator of ours reads, for a constant a new one in the order that it reads."""
+        """The node that an operator of ours reads, for a constant one that gives it the order that it reads."""
         if not is_constant(operand.node):
             return operand.node
         if operand not in self.constants:
-            tensor = constant_of(self.module, operand.node)
-            with on_real_tensors():
-                arranged = operand.arranged(tensor)
-            if arranged is tensor:
-                return operand.node
-            with self.module.graph.inserting_after(operand.node):
-                self.constants[operand] = new_constant(self.module, operand.node, arranged)
+            self.constants[operand] = arranged_constant(self.module.graph, operand)
         return self.constants[operand]
 
 

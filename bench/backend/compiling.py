@@ -1,0 +1,93 @@
+"""``python -m bench.backend.compiling``: seconds of all processors that a first call takes, with nothing in any cache
+and with everything there, a process each. Dynamo alone, whose graph runs eagerly, is part of all others."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.backend.networks import NETWORKS
+from hal.support.atomic import write_atomic
+from hal.support.store import cache_folder
+
+COMPILERS = ("dynamo", "inductor", "inductor, frozen", "roller")
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Processor time of this process, and of those that it waited for."""
+    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime, others.ru_utime + others.ru_stime
+
+
+def first_call(name: str, compiler: str) -> dict[str, Any]:
+    """Processor seconds of a network's first call, of this process and of others, and whether TVM was imported."""
+    import torch
+    import torch._inductor.config
+
+    torch.manual_seed(0)
+    network, inputs = NETWORKS[name](1)
+    function: Any = torch.compile(network, backend={"dynamo": "eager", "roller": "roller"}.get(compiler, "inductor"))
+    with torch.no_grad(), torch._inductor.config.patch(freezing="frozen" in compiler):
+        network(*inputs)
+        before = processor_seconds()
+        function(*inputs)
+        own, others = (now - then for now, then in zip(processor_seconds(), before, strict=True))
+    return {"seconds": own, "other_processes": others, "imports_tvm": "tvm" in sys.modules}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--network", "networks", multiple=True, type=click.Choice(list(NETWORKS)), help="Which; all by default.")
+@click.option("--compiler", "compilers", multiple=True, type=click.Choice(COMPILERS), default=COMPILERS)
+@click.option("--rounds", type=click.IntRange(1, 100), default=2, show_default=True, help="Turns with warm caches.")
+@click.option(
+    "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results into this file."
+)
+def main(*, networks: tuple[str, ...], compilers: tuple[str, ...], rounds: int, out: Path | None) -> None:
+    """Compile networks in turns; the first of a compiler's is cold, of others the least counts."""
+    rows: list[dict[str, Any]] = []
+    for name in networks or NETWORKS:
+        with tempfile.TemporaryDirectory() as folder:
+            with suppress(FileNotFoundError):  # what was measured of this processor is no cache of compilers
+                shutil.copytree(cache_folder("devices"), Path(folder, "roller", "devices"))
+            environment = {**os.environ, "XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+            calls: dict[str, list[dict[str, Any]]] = {compiler: [] for compiler in compilers}
+            for _ in range(1 + rounds):
+                for compiler in compilers:
+                    command = [sys.executable, "-m", __spec__.name, "--one", name, compiler]
+                    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+                    calls[compiler].append(json.loads(done.stdout.splitlines()[-1]))
+        rows += [
+            {
+                "network": name,
+                "compiler": compiler,
+                "cold": cold,
+                "warm": min(warm, key=lambda call: call["seconds"]),
+            }
+            for compiler, (cold, *warm) in calls.items()
+        ]
+        if out is not None:
+            write_atomic(out, json.dumps({"load": os.getloadavg(), "rows": rows}, indent=1) + "\n")
+    table = Table("network", "compiler", "cold", "warm", box=None)
+    for row in rows:
+        cold, warm = (sum(row[kind][part] for part in ("seconds", "other_processes")) for kind in ("cold", "warm"))
+        table.add_row(row["network"], row["compiler"], f"{cold:.1f} s", f"{warm:.1f} s")
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(first_call(*sys.argv[2:])))
+    else:
+        main()
