@@ -137,11 +137,15 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
     busy = {name: seconds[name] for name in BUSY}
     stores = occupancy.running * seconds["stored"]
     together = step_seconds(step, busy)
-    block_work = together / occupancy.running
+    threads_alone = occupancy.running
+    if True:
+        staged = np.logical_or.reduce([*table.cached.values()]) if table.cached else np.zeros(table.count, bool)
+        threads_alone = np.where(staged | (table.reduce_threads > 1) | table.form.is_rows, occupancy.running, occupancy.running * np.maximum(1.0, occupancy.warps / device.teu.group_size))
+    block_work = together / threads_alone
     waiting = pipelined_waiting(step, seconds["waiting"], block_work, busy["l2"] / occupancy.running)
     alone = waiting + block_work
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
-    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / occupancy.running
+    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / threads_alone
     if table.has_stages:
         # In a pipeline the copies themselves run on while a block waits.
         unfilled = np.where(table.stages > 1, 0.0, unfilled)

@@ -151,7 +151,7 @@ def _address(array: Any) -> int:
 
 def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
     """The library and the problem that it is given; None where it knows no such problem or schedules."""
-    if table.has_warp_tiles or table.inner_thread or table.inner_step or not table.count:
+    if table.has_warp_tiles or table.spells_out or not table.count:
         return None
     library_and_problem: tuple[Any, _Problem] | None = placed.remembered.get("compiled")
     if library_and_problem is None:

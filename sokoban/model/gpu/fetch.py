@@ -92,6 +92,13 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     width = np.where(vectorised, vector, 1)
     passes_per_store = np.where(vectorised, 1, _store_passes(vector, element_bytes, device, guarded))
     stores_per_request = np.maximum(1.0, width * element_bytes / 4) * passes_per_store
+    pieces = table.pieces.get(load.tensor)
+    apart = vector
+    if pieces is not None:
+        apart = np.maximum(vector, pieces)
+        words = np.maximum(1, width * element_bytes // 4)
+        ways = np.gcd(np.maximum(1, apart // width), np.maximum(1, 32 // words))
+        stores_per_request = np.where(pieces > 0, words * ways, stores_per_request)
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
     turned = table.is_turned(load)
     if turned is not None:
@@ -102,7 +109,7 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
         hoisted = _pipelined_instructions(table, loads, width, turned, guarded)
         instructions = np.where(pipelined, hoisted, instructions)
     requests = elements / (device.warp_lanes * width)
-    tags_per_request = _tags_per_request(run, vector, vectorised, element_bytes, device)
+    tags_per_request = _tags_per_request(run, width, apart, element_bytes, device)
     return Fetch(
         elements=elements,
         loads=loads,
@@ -115,19 +122,19 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     )
 
 
-def _tags_per_request(run: Ints, vector: Ints, vectorised: Bools, element_bytes: int, device: DeviceSpec) -> Floats:
+def _tags_per_request(run: Ints, width: Ints, apart: Ints, element_bytes: int, device: DeviceSpec) -> Floats:
     """Lines that a load of a warp touches, or as many as its sectors would fill.
 
     Args:
         run: elements of the tile that follow each other in memory.
-        vector: elements that a thread takes at a time.
-        vectorised: whether it takes them by one access.
+        width: elements of an access.
+        apart: elements between the accesses of neighbouring lanes.
         element_bytes: bytes of an element.
         device: of the warp.
     """
     lanes = device.warp_lanes
-    width, stride = np.where(vectorised, vector, 1), np.where(vectorised, 1, vector)
-    span = lanes * vector
+    stride = np.where(width == apart, 1, apart)
+    span = lanes * apart
     elements_of_row = np.minimum(run, span)
     rows_of_request = np.maximum(1.0, span / run)
     row_bytes = elements_of_row * element_bytes

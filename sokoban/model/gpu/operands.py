@@ -15,8 +15,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.regions import DataDimension, data_dimension
 from sokoban.language.expression import Load
-from sokoban.model.gpu.banks import busiest_bank, cache_lines, lane_words
-from sokoban.model.gpu.fetch import LINE_WAVEFRONTS
+from sokoban.model.gpu.banks import busiest_bank, lane_words, tensor_lane_addresses
 from sokoban.model.gpu.loops import LoopNest
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
@@ -67,8 +66,11 @@ def _instructions(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Flo
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     widest = max(1, VECTOR_BYTES // element_bytes)
     fits = 1 << np.log2(np.maximum(1, run)).astype(np.int64)
+    aligned_width = np.minimum(np.gcd(part.alignment, widest), fits)
+    given = table.reads.get(load.tensor, table.zeros)
     # What is read in place is read word by word: the compiler cannot prove alignment in a tensor it does not lay out.
-    first = np.where(table.cached[load.tensor], np.minimum(np.gcd(part.alignment, widest), fits), 1)
+    by_itself = np.where(table.cached[load.tensor], aligned_width, 1)
+    first = np.where(given > 0, np.minimum(aligned_width, given), by_itself)
     # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line
     # begin and end with single ones.
     aligned = np.gcd(part.runs_alignment, first) / first
@@ -83,7 +85,10 @@ def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
     passes = np.ones(width.shape) if lanes is None else _passes(table, load, device, width, lanes)
     if staged.all():
         return passes
-    return np.where(staged, passes, np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device)))
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    words = tensor_lane_addresses(table, load, device) * element_bytes // (device.shared.bank_width_bytes or 4)
+    words = words - words.min(axis=1, keepdims=True)
+    return np.where(staged, passes, _passes(table, load, device, width, words, False))
 
 
 class _Footprint(NamedTuple):
@@ -161,7 +166,7 @@ def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tu
     return (span, np.minimum(span, counted)), pieces
 
 
-def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints) -> Floats:
+def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints, staged=True) -> Floats:
     """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp.
 
     Lanes that read the same word are served together, in vector reads too: a bank is as busy as the different words
@@ -172,13 +177,33 @@ def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, l
     wide = np.minimum(np.maximum(width * element_bytes // bank_bytes, 1), banks)
     passes = np.ones(wide.shape)
     sizes = set(wide.ravel().tolist())
-    if len(sizes) == 1:
-        size = sizes.pop()
-        return passes * busiest_bank(lanes // size, banks // size)
     for size in sizes:
         reads_so_wide = wide == size
         rows = reads_so_wide if reads_so_wide.ndim == 1 else reads_so_wide.any(axis=0)
         row_passes = np.zeros(table.count)
-        row_passes[rows] = busiest_bank(lanes[rows] if size == 1 else lanes[rows] // size, banks // size)
+        row_passes[rows] = _wide_passes(lanes[rows], size, banks, device, staged)
         np.copyto(passes, row_passes, where=reads_so_wide)
     return passes
+
+
+def _wide_passes(lanes, size, banks, device, staged):
+    import os
+    X = os.environ.get("X", "pml")
+    words = lanes if size == 1 else lanes // size
+    if "p" in X and size > 1:
+        passes = busiest_bank(words.reshape(len(words), size, -1), banks // size).sum(axis=1)
+        if "m" in X and (staged or "g" in X):
+            pairs = np.zeros(len(words), dtype=bool)
+            for distance in (1, 2):
+                other = words[:, np.arange(words.shape[1]) ^ distance]
+                pairs |= (words == other).all(axis=1)
+            half = busiest_bank(words.reshape(len(words), size // 2, -1), banks // size).sum(axis=1)
+            passes = np.where(pairs, half, passes)
+    else:
+        passes = busiest_bank(words, banks // size)
+    least = 1
+    if "r" in X:
+        least = size
+    if "l" in X and device.shared.lanes_per_cycle:
+        least = max(least, device.warp_lanes // device.shared.lanes_per_cycle)
+    return np.maximum(passes, least)

@@ -6,11 +6,14 @@ board come from its spec; the constants here are about compilers and are the sam
 
 from __future__ import annotations
 
+import os as _os
+
 import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.regions import data_dimension
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import loads_in_flight
@@ -127,6 +130,8 @@ def l2_seconds(step: BlockStep) -> Floats:
         block_bytes = block_bytes + moved
     if step.rows is not None and step.form.is_rows:
         block_bytes = row_bytes(table, l2.transaction_bytes, step.rows)
+    if _os.environ.get("S","1")=="1":
+        block_bytes = block_bytes + step.occupancy.spilled * 4.0 * table.threads_per_block * table.thread_points
     return block_bytes * step.occupancy.running / (l2.bandwidth_bytes_per_second / device.unit_count)
 
 
@@ -167,13 +172,26 @@ def waiting_seconds(step: BlockStep) -> Floats:
     table = step.table
     first: Floats = np.zeros(table.count)
     more: Floats = np.zeros(table.count)
+    reads: Floats = np.zeros(table.count)
+    lines: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
         staged = table.cached[load.tensor]
-        if staged.all():
-            first, more = np.maximum(first, STEP_LATENCY), more + part.batches - 1.0
-            continue
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
-        more = more + np.where(staged, part.batches, _direct_batches(step, load)) - 1.0
+        more = more + np.where(staged, part.batches - 1.0, 0.0)
+        if not staged.all():
+            reads = reads + np.where(staged, 0.0, direct_reads(step, load))
+            lines = lines + np.where(staged, 0.0, _new_lines(step, load))
+    if reads.any():
+        some = reads > 0
+        bodies = table.thread_points / step.nest.unrolled_points
+        each = reads / np.maximum(1.0, bodies)
+        loop = np.where(step.nest.is_left & (_os.environ.get('L','1')=='1'), 4.0, float(_os.environ.get('UL','16')))
+        batches = np.maximum(1.0, bodies) * np.maximum(1.0, each / loop)
+        new = np.minimum(batches, lines)
+        l2 = step.device.l2 or step.device.dram
+        far = float(_os.environ.get("FAR", "0.6"))
+        hit = (step.device.shared.latency_seconds or 20e-9) / latency_seconds(step.device) / LOADED_LATENCY
+        more = more + np.where(some, (new - 1) * far + (batches - new) * hit, 0.0)
     if step.rows is not None:
         first = np.where(shares_rows(table), LOADED_LATENCY, first)
         more = np.where(shares_rows(table), table.accumulators * step.rows.batches - 1.0, more)
@@ -214,7 +232,21 @@ def latency_seconds(device: DeviceSpec) -> float:
 def _direct_batches(step: BlockStep, load: Load) -> Floats:
     """Number of waits of a thread that reads ``load`` from global memory, per step."""
     reads = direct_reads(step, load)
-    return np.maximum(1.0, reads / loads_in_flight(step.table, reads, guarded=False))
+    bodies = step.table.thread_points / step.nest.unrolled_points
+    return np.maximum(np.maximum(1.0, bodies), reads / loads_in_flight(step.table, reads, guarded=False))
+
+
+def _new_lines(step: BlockStep, load: Load) -> Floats:
+    table = step.table
+    lines = np.ones(table.count)
+    tile = {**dict.fromkeys(table.block, table.ones), **table.step}
+    for position, index in enumerate(load.indices):
+        extent = data_dimension(index).extent(tile)
+        if position == len(load.indices) - 1:
+            size = table.form.expr.tensor_by_name[load.tensor].element_bytes
+            extent = np.ceil(extent * size / 128)
+        lines = lines * extent
+    return lines
 
 
 # The whole kernel
@@ -273,6 +305,8 @@ def power_seconds(step: BlockStep) -> Floats:
 def passes_per_second(device: DeviceSpec) -> float:
     """Passes through the banks of one unit."""
     row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+    if device.shared.bank_count:
+        return device.clocks.boost_hz
     return device.shared.bandwidth_bytes_per_second / device.unit_count / row_bytes
 
 
