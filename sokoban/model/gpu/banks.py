@@ -138,6 +138,40 @@ def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
     return passes
 
 
+def read_passes(lanes: Ints, size: int, banks: int, *, merges: bool = True) -> Ints:
+    """Passes of a read of ``size`` adjacent words by every lane of a warp; ``lanes`` are the first words, shape
+    (schedules, lanes).
+
+    Lanes that want the same word of a bank are served together, but a pass returns one register per lane: a read of
+    ``size`` words has as many parts, each of that many lanes fewer, one after the other. Shared memory serves two parts
+    at once where every lane and a neighbour of it, the next or the one behind that, read the same (NVIDIA, answer to
+    "Unexpected shared memory bank conflict" in its developer forums, 2019); reads of L1 do not gain by that
+    (``merges`` false).
+
+    >>> read_passes(np.arange(0, 128, 4)[None, :], size=4, banks=32).tolist()  # a row each of four words
+    [4]
+    >>> read_passes(np.zeros((1, 32), dtype=np.int64), size=4, banks=32).tolist()  # the same four words
+    [2]
+    """
+    if size == 1:
+        return busiest_bank(lanes, banks)
+    words = lanes // size
+    parts = np.add.reduce(busiest_bank(words.reshape(len(words), size, -1), banks // size), axis=1)
+    if not merges:
+        return parts
+    places = np.arange(words.shape[1])
+    alike = (words == words[:, places ^ 1]).all(axis=1) | (words == words[:, places ^ 2]).all(axis=1)
+    if not alike.any():
+        return parts
+    together = np.add.reduce(busiest_bank(words.reshape(len(words), size // 2, -1), banks // size), axis=1)
+    return np.where(alike, together, parts)
+
+
+def cycles_of_request(device: DeviceSpec) -> int:
+    """Cycles in which the load/store units of a unit take the addresses of a warp."""
+    return -(-device.warp_lanes // (device.shared.lanes_per_cycle or device.warp_lanes))
+
+
 def busiest_bank(words: Ints, banks: int) -> Ints:
     """Different words in the bank that has most of them; shape (…, lanes) -> (…).
 

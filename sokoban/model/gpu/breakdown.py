@@ -27,7 +27,7 @@ from sokoban.model.gpu.stages import (
     waiting_seconds,
 )
 from sokoban.model.gpu.step import BlockStep, working_warps
-from sokoban.schedule.table import Floats, Ints, ScheduleTable
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, shares_rows
 
 #: Pipeline stages in the order in which they are shown.
 STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
@@ -137,15 +137,12 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
     busy = {name: seconds[name] for name in BUSY}
     stores = occupancy.running * seconds["stored"]
     together = step_seconds(step, busy)
-    threads_alone = occupancy.running
-    if True:
-        staged = np.logical_or.reduce([*table.cached.values()]) if table.cached else np.zeros(table.count, bool)
-        threads_alone = np.where(staged | (table.reduce_threads > 1) | table.form.is_rows, occupancy.running, occupancy.running * np.maximum(1.0, occupancy.warps / device.teu.group_size))
-    block_work = together / threads_alone
+    by_itself = occupancy.running * independent_warps(step)
+    block_work = together / by_itself
     waiting = pipelined_waiting(step, seconds["waiting"], block_work, busy["l2"] / occupancy.running)
     alone = waiting + block_work
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
-    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / threads_alone
+    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / by_itself
     if table.has_stages:
         # In a pipeline the copies themselves run on while a block waits.
         unfilled = np.where(table.stages > 1, 0.0, unfilled)
@@ -213,6 +210,16 @@ def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | 
         blocks_per_unit=occupancy.resident,
         wave_count=parts.wave_count,
     )
+
+
+def independent_warps(step: BlockStep) -> Floats | float:
+    """Warps of a scheduler that wait apart from each other: all of a block that stages nothing, whose threads never
+    meet; 1 where they do."""
+    table = step.table
+    meets = shares_rows(table)
+    for staged in table.cached.values():
+        meets = meets | staged
+    return 1.0 if meets.all() else np.where(meets, 1.0, np.maximum(1.0, step.occupancy.warps / step.device.teu.group_size))
 
 
 def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.language.expression import Load
+from sokoban.model.gpu.banks import cycles_of_request
 from sokoban.model.gpu.transactions import tile_transaction_bytes
 from sokoban.schedule.accesses import VECTOR_BYTES, widest_fetch
 from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, product
@@ -92,13 +93,10 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     width = np.where(vectorised, vector, 1)
     passes_per_store = np.where(vectorised, 1, _store_passes(vector, element_bytes, device, guarded))
     stores_per_request = np.maximum(1.0, width * element_bytes / 4) * passes_per_store
-    pieces = table.pieces.get(load.tensor)
     apart = vector
-    if pieces is not None:
+    if (pieces := table.pieces.get(load.tensor)) is not None:
         apart = np.maximum(vector, pieces)
-        words = np.maximum(1, width * element_bytes // 4)
-        ways = np.gcd(np.maximum(1, apart // width), np.maximum(1, 32 // words))
-        stores_per_request = np.where(pieces > 0, words * ways, stores_per_request)
+        stores_per_request = np.where(pieces > 0, _piece_passes(width, apart, element_bytes, device), stores_per_request)
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
     turned = table.is_turned(load)
     if turned is not None:
@@ -108,13 +106,14 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     if pipelined is not None:
         hoisted = _pipelined_instructions(table, loads, width, turned, guarded)
         instructions = np.where(pipelined, hoisted, instructions)
-    requests = elements / (device.warp_lanes * width)
+    requests, cycles = elements / (device.warp_lanes * width), cycles_of_request(device)
     tags_per_request = _tags_per_request(run, width, apart, element_bytes, device)
     return Fetch(
         elements=elements,
         loads=loads,
         instructions=instructions,
-        wavefronts=requests * (tags_per_request * LINE_WAVEFRONTS + stores_per_request),
+        wavefronts=requests
+        * (np.maximum(tags_per_request * LINE_WAVEFRONTS, cycles) + np.maximum(stores_per_request, cycles)),
         bulk_passes=elements * (element_bytes / _LINE_BYTES),
         elements_per_thread=loads * width,
         batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
@@ -186,6 +185,14 @@ def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded:
     words_between_lanes = np.maximum(1, vector * element_bytes // word)
     ways = np.gcd(words_between_lanes, (device.shared.bank_count or 32) * bank_bytes // word)
     return ways if guarded else ways // np.gcd(ways, max(1, VECTOR_BYTES // word))
+
+
+def _piece_passes(width: Ints, apart: Ints, element_bytes: int, device: DeviceSpec) -> Ints:
+    """Passes of a store of ``width`` elements per lane where lanes are ``apart`` elements from each other, as the text
+    has it: ``words`` of them whole, times the lanes that meet in the banks (5.5.2)."""
+    bank_bytes, banks = device.shared.bank_width_bytes or 4, device.shared.bank_count or 32
+    words = np.maximum(1, width * element_bytes // bank_bytes)
+    return words * np.gcd(np.maximum(1, apart // width), np.maximum(1, banks // words))
 
 
 def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints) -> Floats:

@@ -7,6 +7,7 @@ up to 16 bytes at once. What the 32 lanes of a warp read together then decides h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,10 +16,18 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.regions import DataDimension, data_dimension
 from sokoban.language.expression import Load
-from sokoban.model.gpu.banks import busiest_bank, lane_words, tensor_lane_addresses
-from sokoban.model.gpu.loops import LoopNest
+from sokoban.model.gpu.banks import cycles_of_request, lane_words, read_passes, tensor_lane_addresses
+from sokoban.model.gpu.loops import COMPILER_UNROLL, LoopNest
+from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
 from sokoban.schedule.accesses import VECTOR_BYTES
-from sokoban.schedule.table import Floats, Ints, ScheduleTable
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
+
+#: Multiply-adds and reads of an unrolled body beyond which the device compiler no longer orders them so that few values
+#: wait for their next use: 17 window sums compiled for sm_86 spill from 4,470 on and not up to 3,960.
+ORDERED_INSTRUCTIONS = 4200
+
+#: Registers that an instruction can name.
+MOST_REGISTERS = 255
 
 #: How often the device compiler merges the reads of points that it unrolled itself: in half of 400 such programs
 #: compiled for sm_75 it did, in half it read every point by itself.
@@ -45,7 +54,9 @@ class OperandReads:
 def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
     """Reads of ``load`` per step: of a thread, but for the passes, which are those of a warp."""
     # Whether merged or not: both ways at once are half the calls.
-    is_left = nest.is_left.any()
+    # A guarded read in place is a branch, which nothing is merged across (read off the SASS of window sums for sm_80).
+    guarded = ~table.cached[load.tensor] if load.pad is not None else None
+    is_left = nest.is_left.any() or (guarded is not None and guarded.any())
     words, instructions, width = _instructions(table, load, nest.merged_and_separate if is_left else nest)
     lanes = lane_words(table, load, device) if table.cached[load.tensor].any() else None
     conflicts = _conflicts(table, load, device, width, lanes)
@@ -53,6 +64,7 @@ def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: Lo
         return OperandReads(words, instructions, instructions * conflicts, width)
     merged, separate = instructions
     share = np.where(nest.is_left, MERGED_BY_COMPILER, 1.0)
+    share = share if guarded is None else np.where(guarded, 0.0, share)
     unmerged = (1.0 - share) * separate
     passes = share * (merged * conflicts[0]) + unmerged * conflicts[1]
     return OperandReads(words[0], share * merged + unmerged, passes, width[0])
@@ -80,15 +92,16 @@ def _instructions(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Flo
 
 
 def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints | None) -> Floats:
-    """Passes per read of a warp: by the banks where the tensor is staged, by the lines it touches where it is not."""
+    """Passes per read of a warp: by the banks of the tile where the tensor is staged, else by those of L1, which is the
+    same memory, where the tensor's own addresses count."""
     staged = table.cached[load.tensor]
-    passes = np.ones(width.shape) if lanes is None else _passes(table, load, device, width, lanes)
+    passes = np.ones(width.shape) if lanes is None else _passes(load, table, device, width, lanes)
     if staged.all():
         return passes
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    words = tensor_lane_addresses(table, load, device) * element_bytes // (device.shared.bank_width_bytes or 4)
-    words = words - words.min(axis=1, keepdims=True)
-    return np.where(staged, passes, _passes(table, load, device, width, words, False))
+    addresses = tensor_lane_addresses(table, load, device)
+    words = (addresses - addresses[:, :1]) * element_bytes // (device.shared.bank_width_bytes or 4)
+    return np.where(staged, passes, _passes(load, table, device, width, words, merges=False))
 
 
 class _Footprint(NamedTuple):
@@ -149,61 +162,71 @@ def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tu
     """Along one dimension: (span, different coordinates) of a thread's adjacent elements, and how many such pieces its
     virtual threads make."""
     span = counted = pieces = table.ones
+    copies: list[tuple[Ints, Ints]] = []
     for axis, coefficient in dimension.terms:
         if axis in table.thread:
             # Virtual threads of a single thread lie side by side.
             alone = table.threads[axis] == 1
             size = np.where(alone, table.register_tile[axis], table.thread[axis])
-            pieces = pieces * np.where(alone, 1, table.vthreads[axis])
+            copies.append((np.where(alone, 1, table.vthreads[axis]), abs(coefficient) * table.threads[axis] * size))
         elif axis in table.step:
             size = nest.unrolled[axis]
         else:
             continue
         if len(dimension.terms) == 1:
-            return (size, size), pieces  # the coefficient of a single axis is one
+            return (size, size), copies[0][0] if copies else pieces  # the coefficient of a single axis is one
         span = span + abs(coefficient) * (size - 1)
         counted = counted * size
-    return (span, np.minimum(span, counted)), pieces
+    different = np.minimum(span, counted)
+    for number, apart in copies:
+        # Windows of virtual threads that overlap are one, whose elements are read once.
+        overlap = (number > 1) & (apart < span)
+        joined = span + apart * (number - 1)
+        different = np.where(overlap, np.minimum(joined, different * number), different)
+        span = np.where(overlap, joined, span)
+        pieces = pieces * np.where(overlap, 1, number)
+    return (span, different), pieces
 
 
-def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints, staged=True) -> Floats:
-    """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp.
+def window_spills(table: ScheduleTable, nest: LoopNest, reads: Mapping[Load, OperandReads]) -> Floats:
+    """Values of an unrolled body that a thread has no register for until it uses them again.
 
-    Lanes that read the same word are served together, in vector reads too: a bank is as busy as the different words
-    that the whole warp wants of it.
+    Where the windows of virtual threads overlap, what one of them reads is used by the next one a few turns later. Up
+    to :data:`ORDERED_INSTRUCTIONS` the compiler brings the uses together; beyond, all that come in between are held.
     """
+    spilled = np.zeros(table.count)
+    if not reads or int(table.unroll.max(initial=0)) <= COMPILER_UNROLL:
+        return spilled
+    body = table.accumulators * nest.unrolled_points + sum(part.words for part in reads.values())
+    held = np.zeros(table.count)
+    for load in reads:
+        words = np.ones(table.count)
+        for index in reversed(load.indices):
+            dimension = data_dimension(index)
+            (_, different), pieces = _reach(table, dimension, nest)
+            window = product([nest.unrolled[axis] for axis, _ in dimension.terms if axis in table.step], table.count)
+            for axis, coefficient in dimension.terms:
+                if axis in table.thread:
+                    apart = abs(coefficient) * table.threads[axis] * table.thread[axis]
+                    copies = np.where(table.threads[axis] > 1, table.vthreads[axis] - 1, 0)
+                    held = held + words * copies * np.clip(window - apart, 0, apart)
+            words = words * (different * pieces)
+    room = MOST_REGISTERS - OVERHEAD_REGISTERS - table.accumulators
+    return np.where(body > ORDERED_INSTRUCTIONS, np.maximum(0.0, held - room), 0.0)
+
+
+def _passes(
+    load: Load, table: ScheduleTable, device: DeviceSpec, width: Ints, lanes: Ints, *, merges: bool = True
+) -> Floats:
+    """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp."""
     banks, bank_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     wide = np.minimum(np.maximum(width * element_bytes // bank_bytes, 1), banks)
-    passes = np.ones(wide.shape)
-    sizes = set(wide.ravel().tolist())
-    for size in sizes:
+    passes = np.empty(wide.shape)
+    for size in set(wide.ravel().tolist()):
         reads_so_wide = wide == size
         rows = reads_so_wide if reads_so_wide.ndim == 1 else reads_so_wide.any(axis=0)
         row_passes = np.zeros(table.count)
-        row_passes[rows] = _wide_passes(lanes[rows], size, banks, device, staged)
+        row_passes[rows] = read_passes(lanes[rows], size, banks, merges=merges)
         np.copyto(passes, row_passes, where=reads_so_wide)
-    return passes
-
-
-def _wide_passes(lanes, size, banks, device, staged):
-    import os
-    X = os.environ.get("X", "pml")
-    words = lanes if size == 1 else lanes // size
-    if "p" in X and size > 1:
-        passes = busiest_bank(words.reshape(len(words), size, -1), banks // size).sum(axis=1)
-        if "m" in X and (staged or "g" in X):
-            pairs = np.zeros(len(words), dtype=bool)
-            for distance in (1, 2):
-                other = words[:, np.arange(words.shape[1]) ^ distance]
-                pairs |= (words == other).all(axis=1)
-            half = busiest_bank(words.reshape(len(words), size // 2, -1), banks // size).sum(axis=1)
-            passes = np.where(pairs, half, passes)
-    else:
-        passes = busiest_bank(words, banks // size)
-    least = 1
-    if "r" in X:
-        least = size
-    if "l" in X and device.shared.lanes_per_cycle:
-        least = max(least, device.warp_lanes // device.shared.lanes_per_cycle)
-    return np.maximum(passes, least)
+    return np.maximum(passes, cycles_of_request(device))
