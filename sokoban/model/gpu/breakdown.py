@@ -37,7 +37,7 @@ BUSY = ("compute", "issue", "shared", "l2")
 
 #: Share of the other stages' time that the slowest one does not hide with one warp per scheduler, and how fast more
 #: warps hide it: what programs on a V100 show. Ranking hardly changes between half and twice as much, errors do.
-UNHIDDEN = 0.25
+UNHIDDEN = 0.2
 HIDING = 0.15
 
 #: The same share for kernels that copy asynchronously and load the next fragments while they multiply: their warps do
@@ -52,7 +52,7 @@ UNHIDDEN_ASYNCHRONOUS = 0.07
 UNHIDDEN_BULK = 0.0
 
 #: Share of a step's waiting that other resident blocks do not fill.
-UNHIDDEN_WAIT = 1.0
+UNHIDDEN_WAIT = 0.75
 
 #: Exponent with which time on the units and time of DRAM add up: 1 would be no overlap, infinity a perfect one.
 DRAM_OVERLAP = 4.0
@@ -64,13 +64,13 @@ POWER_SOFTNESS = 12.0
 #: Operand words of an unrolled body per free register from which on the compiler may hoist more reads than it has room
 #: for, from which on that is likely, and what it then costs on average over the programs it hits or spares; beyond, the
 #: cost grows on, to three times as much at most.
-HOISTED_WORDS = (4.0, 7.0)
-HOISTING_RISK = 0.25
+HOISTED_WORDS = (5.0, 8.0)
+HOISTING_RISK = 0.15
 MOST_RISK = 3.0
 
 #: Free registers below which a compiler knows that it is short of them and hoists with care, as large blocks make it:
 #: their bodies are no more at risk than those with so much room.
-HOISTING_ROOM = 100.0
+HOISTING_ROOM = 70.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -46,7 +46,7 @@ GUARDED_LOADS = 1.0
 
 #: Wavefronts of the load/store unit per line that a load touches: lines of a request that misses are handed on at
 #: more than one per cycle of the shared-memory port.
-LINE_WAVEFRONTS = 0.3
+LINE_WAVEFRONTS = 0.5
 
 _LINE_BYTES = 128
 _SECTOR_BYTES = 32

@@ -31,7 +31,7 @@ MOST_REGISTERS = 255
 
 #: How often the device compiler merges the reads of points that it unrolled itself: in half of 400 such programs
 #: compiled for sm_75 it did, in half it read every point by itself.
-MERGED_BY_COMPILER = 0.5
+MERGED_BY_COMPILER = 0.85
 
 
 @dataclass(frozen=True, eq=False)

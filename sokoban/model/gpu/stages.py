@@ -25,7 +25,7 @@ from sokoban.schedule.table import Bools, Floats, ScheduleTable, product, shares
 #: A load's latency on a busy memory system over the idle one; a synchronised step waits for a load, its store, two
 #: barriers and the first operand: as many idle latencies.
 LOADED_LATENCY = 1.28
-STEP_LATENCY = 2.35
+STEP_LATENCY = 2.0
 
 #: Cycles that a step of a pipeline waits although its copies are there: for the barrier, and for the warps that come
 #: late to it.
@@ -33,7 +33,7 @@ BARRIER_CYCLES = 40.0
 
 #: Passes per spilled value and point of the reduction; passes per accumulator in local memory, whose lines do not fit
 #: in L1 together.
-SPILL_PASSES = 2.0
+SPILL_PASSES = 1.0
 LOCAL_PASSES = 20.0
 
 #: Elements of a scattered transaction that a thread still finds in L1 when it comes to them.
