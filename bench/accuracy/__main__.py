@@ -22,7 +22,7 @@ ROOMS = {
     "plans": "steps", "jobs": "steps", "option_jobs": "steps", "vision_jobs": "steps", "backward_calls": "library",
     "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "serving": "library",
     "training_kernels": "library", "own_products": "kernels", "own_attention": "kernels", "thesis": "kernels",
-    "today": "library", "narrow_jobs": "steps.jobs:narrow",
+    "today": "library", "narrow_jobs": "steps.jobs:narrow", "tuned_schedules": "kernels",
 }  # fmt: skip
 TABLES = tuple(ROOMS)
 
