@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,7 +51,7 @@ def read_tuner_file(text: bytes, expr: TensorExpr, source: str) -> TunerFile | N
     """
     if any(key in text for key in _CACHE_KEYS):
         configurations, measured = _cache(text, source)
-        place: Callable[[int], str] = lambda position: f"{source}[{position}]"
+        place: Callable[[int], str] = partial(_position, source)
     else:
         texts = ScheduleTexts.of(text, source)
         if _tuner(_object(texts.items[0])) is None:
@@ -110,6 +111,10 @@ def _milliseconds(row: Mapping[str, Any]) -> float:
         if isinstance(measurement, dict) and measurement.get("name") == "time":
             time = measurement.get("value")
     return float(time) if isinstance(time, int | float) and 0 < time < 1e9 else float("nan")
+
+
+def _position(source: str, position: int) -> str:
+    return f"{source}[{position}]"
 
 
 # Words
@@ -239,12 +244,13 @@ def _triton(words: _Words, form: KernelForm) -> dict[str, Any]:
 
 
 def _warps_of_matrix(rows: int, columns: int, warps: int) -> tuple[int, int]:
-    """Warps down and across a block of products of 16x8, which Triton doubles along the side that has more of them."""
+    """Warps down and across a block, which Triton doubles along the side that has more fragments left; those without a
+    fragment of 16x16 repeat what others do."""
     down = across = 1
     while down * across < warps:
         if rows // 16 // down >= columns // 16 // across and down < rows // 16:
             down *= 2
-        elif across < max(1, columns // 8):
+        elif across < columns // 16:
             across *= 2
         else:
             break

@@ -1,8 +1,8 @@
 """Whole spaces of schedules that others measured on boards of today, ranked by RATIONAL.
 
-Two spaces of Kernel Tuner's benchmark hub, every second configuration of them: CLBlast's float32 product of 4096 cubed, and
-a filter of 15x15 numbers over an image, whose kernel keeps the filter in constant memory. Constants of the model were
-chosen on half of the configurations of RTX 3090; the other half is judged, and so is a board left out.
+Two spaces of Kernel Tuner's benchmark hub, every second configuration of them: CLBlast's float32 product of 4096 cubed,
+and a filter of 15x15 numbers over an image, whose kernel keeps the filter in constant memory. Constants of the model
+were chosen on half of the configurations of RTX 3090; the other half is judged, and so is a board left out.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ PRODUCT = {"expr": "C[n,m] = sum([k], A[k,m] * B[k,n])", "sizes": {"n": 4096, "m
 #: overhang the image and nothing is staged, the kernel checks every read as one at the edge of a padded image.
 FILTER = {"expr": "Y[y,x] = sum([i,j], X[y+i,x+j] * 1.5)", "sizes": {"y": 4096, "x": 4096, "i": 15, "j": 15}}
 GUARDED_FILTER = {
-    "expr": "Y[y,x] = sum([i,j], X[y+i-1,x+j-1 | pad=0] * 1.5)", "sizes": FILTER["sizes"], "shapes": {"X": [4108, 4108]},
-}  # fmt: skip
+    "expr": "Y[y,x] = sum([i,j], X[y+i-1,x+j-1 | pad=0] * 1.5)",
+    "sizes": FILTER["sizes"],
+    "shapes": {"X": [4108, 4108]},
+}
 
 #: Multiply-adds of a body beyond which the device compiler leaves the outer of two loops alone that the text asks it to
 #: unroll: 4,725 came out flat, 5,400 did not (window sums compiled for sm_86).
@@ -187,6 +189,5 @@ def _figures(space: Space, which: Bools) -> tuple[str, ...]:
     each = space.score(which)
     first, ten, correlation, error = ASKED[space.name]
     asked = f"{first:.2f}, {ten:.2f}, {correlation:.1f}" + (f", {error:.0%}" if error is not None else "")
-    return (
-        f"{each.first:.3f}", f"{each.best_of_ten:.3f}", f"{each.rank_correlation:.3f}", f"{each.median_error:.1%}", asked,
-    )  # fmt: skip
+    figures = [f"{figure:.3f}" for figure in (each.first, each.best_of_ten, each.rank_correlation)]
+    return (*figures, f"{each.median_error:.1%}", asked)

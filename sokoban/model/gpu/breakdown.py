@@ -219,7 +219,9 @@ def independent_warps(step: BlockStep) -> Floats | float:
     meets = shares_rows(table)
     for staged in table.cached.values():
         meets = meets | staged
-    return 1.0 if meets.all() else np.where(meets, 1.0, np.maximum(1.0, step.occupancy.warps / step.device.teu.group_size))
+    return (
+        1.0 if meets.all() else np.where(meets, 1.0, np.maximum(1.0, step.occupancy.warps / step.device.teu.group_size))
+    )
 
 
 def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:

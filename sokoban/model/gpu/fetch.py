@@ -96,7 +96,9 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     apart = vector
     if (pieces := table.pieces.get(load.tensor)) is not None:
         apart = np.maximum(vector, pieces)
-        stores_per_request = np.where(pieces > 0, _piece_passes(width, apart, element_bytes, device), stores_per_request)
+        stores_per_request = np.where(
+            pieces > 0, _piece_passes(width, apart, element_bytes, device), stores_per_request
+        )
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
     turned = table.is_turned(load)
     if turned is not None:
