@@ -81,10 +81,11 @@ def test_lanes_down_a_column_meet_in_one_bank_unless_padded(pitch: int, passes: 
     assert (found.passes / found.instructions).tolist() == [passes]
 
 
-def test_a_word_that_all_lanes_want_costs_one_pass() -> None:
+def test_words_that_all_lanes_want_cost_one_pass_for_two() -> None:
     schedule = matmul_schedule((8, 256), (8, 4), 8)
     found = reads(MATMUL, schedule, "A")
-    assert found.passes.tolist() == found.instructions.tolist()
+    assert found.width.tolist() == [4]
+    assert found.instructions[0] < found.passes[0] <= 2 * found.instructions[0]
 
 
 def test_what_is_not_staged_is_read_word_by_word() -> None:
