@@ -89,7 +89,7 @@ def _object(text: bytes) -> Mapping[str, Any]:
 
 def _cache(text: bytes, source: str) -> tuple[list[Mapping[str, Any]], Floats]:
     """Configurations and seconds of a cache of Kernel Tuner, also of one that is being written, or of its results."""
-    for ending in (b"", b"}}", b"}\n}"):
+    for ending in (b"", b"}}"):
         try:
             decoded = msgspec.json.decode(text.rstrip().removesuffix(b",") + ending if ending else text)
             break
@@ -97,7 +97,8 @@ def _cache(text: bytes, source: str) -> tuple[list[Mapping[str, Any]], Floats]:
             continue
     else:
         raise InputError(source, "is no JSON of Kernel Tuner", "give the cache file as the tuner wrote it")
-    entries = decoded.get("cache") if isinstance(decoded, dict) else None
+    decoded = decoded if isinstance(decoded, dict) else {}
+    entries = decoded.get("cache")
     rows = list(entries.values()) if isinstance(entries, dict) else decoded.get("results")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InputError(source, "has neither a cache nor results", "give the cache file as the tuner wrote it")

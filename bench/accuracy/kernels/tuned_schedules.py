@@ -41,7 +41,8 @@ CHOSEN_ON = "rtx-3090"
 PRODUCT = {"expr": "C[n,m] = sum([k], A[k,m] * B[k,n])", "sizes": {"n": 4096, "m": 4096, "k": 4096}}
 
 #: The filter: a number in constant memory is an operand of the multiply-add, as a number in its code is. Where blocks
-#: overhang the image and nothing is staged, the kernel checks every read as one at the edge of a padded image.
+#: overhang the image and nothing is staged, the kernel checks every read by itself, as one at the edge of a padded
+#: image; the compiler merges none of them (900 of 900 in a tile of four, compiled for sm_80).
 FILTER = {"expr": "Y[y,x] = sum([i,j], X[y+i,x+j] * 1.5)", "sizes": {"y": 4096, "x": 4096, "i": 15, "j": 15}}
 GUARDED_FILTER = {
     "expr": "Y[y,x] = sum([i,j], X[y+i-1,x+j-1 | pad=0] * 1.5)",
@@ -125,17 +126,20 @@ def filter_seconds(rows: Sequence[Mapping[str, Any]], device: DeviceSpec) -> Flo
     for operator, which in ((FILTER, ~guarded), (GUARDED_FILTER, guarded)):
         positions = np.flatnonzero(which)
         if len(positions):
-            schedules = [msgspec.json.encode(filter_schedule(rows[i])) for i in positions]
+            checked = operator is GUARDED_FILTER
+            schedules = [msgspec.json.encode(filter_schedule(rows[i], checked=checked)) for i in positions]
             seconds[positions] = _seconds(schedules, operator_from_data(operator), device)
     return seconds
 
 
-def filter_schedule(row: Mapping[str, Any]) -> dict[str, Any]:
+def filter_schedule(row: Mapping[str, Any], *, checked: bool = False) -> dict[str, Any]:
     """The schedule of a configuration: elements of a thread lie a block's threads apart; ``use_padding`` lengthens the
-    rows of the tile where that takes conflicts away."""
+    rows of the tile where that takes conflicts away. Where every read is ``checked``, the elements of a thread share
+    none: each is as a thread of its own."""
     x, y = int(row["block_size_x"]), int(row["block_size_y"])
     across, down, taps = int(row["tile_size_x"]), int(row["tile_size_y"]), int(row["filter_width"])
     beyond = x * (across - 1) + taps - 1
+    across, down = (1, 1) if checked else (across, down)
     points = taps * int(row["filter_height"]) * across * down
     padding = -beyond % 32 if row["use_padding"] and x % 32 else 0
     return {

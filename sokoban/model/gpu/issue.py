@@ -29,7 +29,7 @@ MMA_COPY_INSTRUCTIONS = 4.0
 WGMMA_INSTRUCTIONS = 16.0
 
 #: Instructions that guard a read in place at the edge of a padded tensor.
-DIRECT_GUARD_INSTRUCTIONS = 3.0
+DIRECT_GUARD_INSTRUCTIONS = 1.5
 
 #: What instructions are for, as :func:`issued_instructions` names it.
 ARITHMETIC, READS, FETCH, LOOPS = "arithmetic", "operand reads", "of the fetch", "of the loops"

@@ -54,9 +54,7 @@ class OperandReads:
 def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
     """Reads of ``load`` per step: of a thread, but for the passes, which are those of a warp."""
     # Whether merged or not: both ways at once are half the calls.
-    # A guarded read in place is a branch, which nothing is merged across (read off the SASS of window sums for sm_80).
-    guarded = ~table.cached[load.tensor] if load.pad is not None else None
-    is_left = nest.is_left.any() or (guarded is not None and guarded.any())
+    is_left = nest.is_left.any()
     words, instructions, width = _instructions(table, load, nest.merged_and_separate if is_left else nest)
     lanes = lane_words(table, load, device) if table.cached[load.tensor].any() else None
     conflicts = _conflicts(table, load, device, width, lanes)
@@ -64,7 +62,6 @@ def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: Lo
         return OperandReads(words, instructions, instructions * conflicts, width)
     merged, separate = instructions
     share = np.where(nest.is_left, MERGED_BY_COMPILER, 1.0)
-    share = share if guarded is None else np.where(guarded, 0.0, share)
     unmerged = (1.0 - share) * separate
     passes = share * (merged * conflicts[0]) + unmerged * conflicts[1]
     return OperandReads(words[0], share * merged + unmerged, passes, width[0])

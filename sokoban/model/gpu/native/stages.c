@@ -18,7 +18,7 @@ typedef int64_t i64;
 #define ROLLED_LOADS 4.0
 #define GUARDED_UNROLLED_LOADS 2.5
 #define GUARDED_LOADS 1.0
-#define DIRECT_GUARD_INSTRUCTIONS 3.0
+#define DIRECT_GUARD_INSTRUCTIONS 1.5
 #define STEP_LATENCY 2.0
 #define LOADED_LATENCY 1.28
 #define LOCAL_PASSES 20.0
@@ -540,9 +540,7 @@ static Instructions read_instructions(const Form *form, const Load *load, const 
 
 static Reads operand_reads(const Form *form, const Load *load, const Row *row, const i64 *extents) {
   static const i64 ones[AXES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  i64 staged = row->cached[load->tensor], words[LANES], known = 0;
-  /* A guarded read in place is a branch, which nothing is merged across. */
-  i64 guarded = load->guarded && !staged, ways = row->is_left || guarded ? 2 : 1;
+  i64 staged = row->cached[load->tensor], words[LANES], known = 0, ways = 1 + row->is_left;
   double conflicts[2];
   Instructions both[2];
   if (staged) {
@@ -564,9 +562,9 @@ static Reads operand_reads(const Form *form, const Load *load, const Row *row, c
     Reads reads = {both[0].words, both[0].instructions, both[0].instructions * conflicts[0]};
     return reads;
   }
-  double share = guarded ? 0.0 : MERGED_BY_COMPILER, unmerged = (1.0 - share) * both[1].instructions;
-  Reads reads = {both[0].words, share * both[0].instructions + unmerged,
-                 share * (both[0].instructions * conflicts[0]) + unmerged * conflicts[1]};
+  double unmerged = (1.0 - MERGED_BY_COMPILER) * both[1].instructions;
+  Reads reads = {both[0].words, MERGED_BY_COMPILER * both[0].instructions + unmerged,
+                 MERGED_BY_COMPILER * (both[0].instructions * conflicts[0]) + unmerged * conflicts[1]};
   return reads;
 }
 
