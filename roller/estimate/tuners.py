@@ -60,7 +60,7 @@ def read_tuner_file(text: bytes, expr: TensorExpr, source: str) -> TunerFile | N
         measured = np.full(len(configurations), np.nan)
     tuner = _tuner(configurations[0]) if configurations else None
     if tuner is None:
-        raise InputError(source, "says of no block what it computes", f"give one of {', '.join(_WORDS.values())}")
+        raise InputError(source, "says of no block what it computes", f"give one of {', '.join(_WORDS)}")
     form = kernel_form(expr, fuse=False)
     schedules = []
     for position, configuration in enumerate(configurations):
@@ -311,11 +311,10 @@ def _warp_tiles(product: _Product, tile: tuple[int, int], instruction: str) -> d
     return {"thread": dict(zip((product.rows, product.columns), tile, strict=True)), "instruction": instruction}
 
 
-#: The word by which a tuner's configurations are known.
+#: The words by which a tuner's configurations are known.
 _WORDS: Mapping[str, str] = {
-    "CLBlast": "MWG", "Triton": "BLOCK_M", "CUTLASS": "cta_m", "Kernel Tuner": "block_size_x",
+    "MWG": "CLBlast", "BLOCK_M": "Triton", "BLOCK_SIZE_M": "Triton", "cta_m": "CUTLASS", "block_size_x": "Kernel Tuner",
 }  # fmt: skip
-_OTHER_WORDS: Mapping[str, str] = {"BLOCK_SIZE_M": "Triton"}
 
 _TUNERS: Mapping[str, Callable[[_Words, KernelForm], dict[str, Any]]] = {
     "CLBlast": _clblast, "Triton": _triton, "CUTLASS": _cutlass, "Kernel Tuner": _kernel_tuner,
@@ -324,5 +323,4 @@ _TUNERS: Mapping[str, Callable[[_Words, KernelForm], dict[str, Any]]] = {
 
 def _tuner(configuration: Mapping[str, Any]) -> str | None:
     """Whose words a configuration is in; None where it is a schedule of ours."""
-    known = {word: tuner for tuner, word in _WORDS.items()} | _OTHER_WORDS
-    return next((tuner for word, tuner in known.items() if word in configuration), None)
+    return next((tuner for word, tuner in _WORDS.items() if word in configuration), None)

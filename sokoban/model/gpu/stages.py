@@ -113,14 +113,20 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
 
 
 def l2_seconds(step: BlockStep) -> Floats:
-    """The way from L2 to a unit, which all units together saturate: bytes in transactions (W_i of 5.4.3).
+    """The way from L2 to a unit, which all units together saturate: bytes in transactions (W_i of 5.4.3)."""
+    l2 = step.device.l2 or step.device.dram
+    return l2_bytes(step) * step.occupancy.running / (l2.bandwidth_bytes_per_second / step.device.unit_count)
+
+
+def l2_bytes(step: BlockStep) -> Floats:
+    """Bytes that a block takes from L2 in a step, and what it spills.
 
     A staged tile is read once per step, what the blocks of a cluster have in common once by all of them. Without
     staging neighbouring threads share lines through L1, so that a block touches its tile once per step too, as long as
     the lanes of a warp walk the innermost dimension.
     """
-    table, device = step.table, step.device
-    l2 = device.l2 or device.dram
+    table = step.table
+    l2 = step.device.l2 or step.device.dram
     block_bytes: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
         moved = part.bytes * read_share(table, load)
@@ -133,8 +139,7 @@ def l2_seconds(step: BlockStep) -> Floats:
         block_bytes = block_bytes + moved
     if step.rows is not None and step.form.is_rows:
         block_bytes = row_bytes(table, l2.transaction_bytes, step.rows)
-    block_bytes = block_bytes + local_bytes(step)
-    return block_bytes * step.occupancy.running / (l2.bandwidth_bytes_per_second / device.unit_count)
+    return block_bytes + local_bytes(step)
 
 
 def local_bytes(step: BlockStep) -> Floats:
@@ -229,8 +234,7 @@ def _direct_waits(step: BlockStep) -> Floats:
     """Waits of a thread for operands that it reads in place behind the first of a step, in loaded latencies of DRAM.
 
     Every unrolled body waits for its loads, several times where they are too many to be under way together. Lines that
-    no earlier body has read come from L2, where blocks that run at once find what their neighbours read; all others are
-    in L1.
+    no earlier body has read come from L2, or from DRAM as often as the kernel's traffic does; all others are in L1.
     """
     table, device = step.table, step.device
     reads = lines = np.zeros(table.count)
@@ -243,7 +247,9 @@ def _direct_waits(step: BlockStep) -> Floats:
     waits = bodies * np.maximum(1.0, reads / bodies / together)
     new = np.minimum(waits, lines)
     l2_share, l1_share = (layer / latency_seconds(device) for layer in cache_latencies(device))
-    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * l2_share + (waits - new) * l1_share, 0.0)
+    from_dram = np.minimum(1.0, dram_traffic(step) / (l2_bytes(step) * table.step_count * table.block_count))
+    far = l2_share + (1.0 - l2_share) * from_dram
+    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * far + (waits - new) * l1_share, 0.0)
 
 
 def _lines_along_step(table: ScheduleTable, load: Load) -> Floats:
@@ -268,7 +274,12 @@ def cache_latencies(device: DeviceSpec) -> tuple[float, float]:
 
 
 def dram_seconds(step: BlockStep) -> Floats:
-    """Compulsory traffic and what L2 cannot keep for the blocks of the next round, at the sustained rate."""
+    """Traffic of DRAM at the sustained rate."""
+    return dram_traffic(step) / step.device.dram.bandwidth_bytes_per_second
+
+
+def dram_traffic(step: BlockStep) -> Floats:
+    """Compulsory bytes of DRAM, and those that L2 cannot keep for the blocks of the next round."""
     table, form, device, occupancy = step.table, step.form, step.device, step.occupancy
     together = super_tile(table, np.maximum(1, occupancy.resident) * device.unit_count)
     moved: Floats = np.full(table.count, float(form.expr.output.size_bytes))
@@ -280,7 +291,7 @@ def dram_seconds(step: BlockStep) -> Floats:
     moved = moved + sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others)
     if step.rows is not None and form.is_rows:
         moved = moved + bytes_again(table, device, occupancy.running, step.rows)
-    return moved / device.dram.bandwidth_bytes_per_second
+    return moved
 
 
 def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats | float:

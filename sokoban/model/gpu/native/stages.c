@@ -772,12 +772,6 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
       row_passes = row_passes + accumulators * accesses * fmost(1.0, LINE_WAVEFRONTS * lines);
     }
   }
-  if (direct_loads > 0.0) {
-    double bodies = fmost(1.0, row->thread_points / (double)row->unrolled_points);
-    double waits = bodies * fmost(1.0, direct_loads / bodies / (row->is_left ? ROLLED_LOADS : UNROLLED_LOADS));
-    double new_lines = fleast(waits, direct_lines);
-    more = more + (fmost(0.0, new_lines - 1.0) * form->l2_share + (waits - new_lines) * form->l1_share);
-  }
   if (shares) {
     double others = SHARING(ROW_INSTRUCTIONS) - SHARING(ROW_ARITHMETIC) - along;
     arithmetic = accumulators * SHARING(ROW_ARITHMETIC);
@@ -803,6 +797,14 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     moved = moved + fleast(dram_bytes(load, together, rounds), fetched) * factor;
   }
   moved = moved + form->other_bytes;
+  if (direct_loads > 0.0 && !shares) {
+    double bodies = fmost(1.0, row->thread_points / (double)row->unrolled_points);
+    double waits = bodies * fmost(1.0, direct_loads / bodies / (row->is_left ? ROLLED_LOADS : UNROLLED_LOADS));
+    double new_lines = fleast(waits, direct_lines);
+    double from_dram = fleast(1.0, moved / (block_bytes * (double)row->step_count * (double)row->block_count));
+    double far = form->l2_share + (1.0 - form->l2_share) * from_dram;
+    more = more + (fmost(0.0, new_lines - 1.0) * far + (waits - new_lines) * form->l1_share);
+  }
   double hoisting = 1.0;
   if (form->reduces && form->loads && spilled == 0) {
     double room = fmost(HOISTING_ROOM, (double)(granted_registers(form, row, 1 << 16) - row->accumulators - operand_registers));
