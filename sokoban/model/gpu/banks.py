@@ -149,13 +149,13 @@ def read_parts(lanes: Ints, size: int, *, merges: bool = True) -> Ints:
     """Parts of a read of ``size`` words by every lane, which a unit serves one after the other; ``lanes`` as in
     :func:`read_passes`.
 
-    Half as many where every lane and a neighbour of it, the next or the one behind that, read the same: their
+    A warp of few lanes is served at once. Half as many where every lane and a neighbour of it, the next or the one behind that, read the same: their
     registers are returned together (NVIDIA, answer to "Unexpected shared memory bank conflict" in its developer forums,
     2019). Reads of L1 do not gain by that (``merges`` false).
     """
     words, places = lanes // size, np.arange(lanes.shape[1])
-    if size == 1 or not merges:
-        return np.full(len(words), size)
+    if size == 1 or not merges or len(places) < 2 * size:
+        return np.full(len(words), size if len(places) >= 2 * size else 1)
     alike = (words == words[:, places ^ 1]).all(axis=1) | (words == words[:, places ^ 2]).all(axis=1)
     return np.where(alike, size // 2, size)
 

@@ -361,11 +361,13 @@ static i64 read_passes(const Form *form, const i64 *words, i64 size, i64 merges)
   if (size == 1) return most(busiest_bank(words, form->lanes, form->banks), form->request_cycles);
   i64 pieces[LANES], passes = 0, next = 1, second = 1;
   for (i64 lane = 0; lane < form->lanes; lane++) pieces[lane] = quotient(words[lane], size);
-  for (i64 lane = 0; lane < form->lanes; lane++) {
+  for (i64 lane = 0; lane < form->lanes && form->lanes >= 2 * size; lane++) {
     next = next && pieces[lane] == pieces[lane ^ 1];
     second = second && pieces[lane] == pieces[lane ^ 2];
   }
-  i64 parts = merges && (next || second) ? size / 2 : size, lanes = form->lanes / parts;
+  i64 parts = merges && (next || second) ? size / 2 : size;
+  if (form->lanes < 2 * size) parts = 1;
+  i64 lanes = form->lanes / parts;
   for (i64 part = 0; part < parts; part++) passes += busiest_bank(pieces + part * lanes, lanes, form->banks / size);
   return most(passes, form->request_cycles);
 }
