@@ -356,5 +356,5 @@ def _ranking(predicted: Floats, measured: Floats) -> str:
     text = f"of those measured, the first choice takes {first:.2f} of the best, the best of ten {ten:.2f}"
     if len(measured) < 3:
         return text
-    ranks = [np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in (predicted, measured)]
-    return f"{text}; rank correlation {np.corrcoef(*ranks)[0, 1]:.2f}"
+    ranks = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in (predicted, measured)])
+    return f"{text}; rank correlation {np.corrcoef(ranks.astype(np.float64))[0, 1]:.2f}"

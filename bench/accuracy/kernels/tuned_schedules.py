@@ -124,8 +124,8 @@ def filter_seconds(rows: Sequence[Mapping[str, Any]], device: DeviceSpec) -> Flo
     seconds = np.empty(len(rows))
     guarded = np.array([_overhangs(row) and not _stages(row) for row in rows])
     for operator, which in ((FILTER, ~guarded), (GUARDED_FILTER, guarded)):
-        positions = np.flatnonzero(which)
-        if len(positions):
+        positions = np.flatnonzero(which).tolist()
+        if positions:
             checked = operator is GUARDED_FILTER
             schedules = [msgspec.json.encode(filter_schedule(rows[i], checked=checked)) for i in positions]
             seconds[positions] = _seconds(schedules, operator_from_data(operator), device)

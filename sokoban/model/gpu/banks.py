@@ -149,9 +149,9 @@ def read_parts(lanes: Ints, size: int, *, merges: bool = True) -> Ints:
     """Parts of a read of ``size`` words by every lane, which a unit serves one after the other; ``lanes`` as in
     :func:`read_passes`.
 
-    A warp of few lanes is served at once. Half as many where every lane and a neighbour of it, the next or the one behind that, read the same: their
-    registers are returned together (NVIDIA, answer to "Unexpected shared memory bank conflict" in its developer forums,
-    2019). Reads of L1 do not gain by that (``merges`` false).
+    A warp of few lanes is served at once. Half as many parts where every lane and a neighbour of it, the next or the
+    one behind that, read the same: their registers are returned together (NVIDIA, answer to "Unexpected shared memory
+    bank conflict" in its developer forums, 2019). Reads of L1 do not gain by that (``merges`` false).
     """
     words, places = lanes // size, np.arange(lanes.shape[1])
     if size == 1 or not merges or len(places) < 2 * size:
