@@ -357,4 +357,5 @@ def _ranking(predicted: Floats, measured: Floats) -> str:
     if len(measured) < 3:
         return text
     ranks = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in (predicted, measured)])
-    return f"{text}; rank correlation {np.corrcoef(ranks.astype(np.float64))[0, 1]:.2f}"
+    correlation = np.asarray(np.corrcoef(ranks.astype(np.float64)))
+    return f"{text}; rank correlation {correlation[0, 1]:.2f}"
