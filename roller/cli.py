@@ -284,29 +284,34 @@ def explain_command(
 @click.argument("file", type=click.Path(path_type=Path))
 @device_option
 @click.option(
-    "--schedules", required=True, type=click.Path(path_type=Path), help="One schedule a line, or a list (JSON)."
+    "--schedules",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="One schedule a line, or a list (JSON); or configurations of CLBlast, Triton, CUTLASS or Kernel Tuner.",
 )
 @click.option("--name", "operator", default=None, help="One operator of the list.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Lines of the table.")
+@click.option("--ranked/--no-ranked", default=False, help="The fastest first, instead of the order of the file.")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per schedule on stdout.")
 def score_command(
-    file: Path, device_name: str, schedules: Path, operator: str | None, limit: int, as_json: bool
+    file: Path, device_name: str, schedules: Path, operator: str | None, limit: int, ranked: bool, as_json: bool
 ) -> None:
-    """Predict the times of schedules that you made for the operator of FILE, in their order."""
+    """Predict the times of schedules that you made for the operator of FILE, or another tuner did, in their order."""
     from hal.catalog import load_device
-    from roller.estimate.schedules import json_lines, one_operator, score_file, score_table, summary
+    from roller.estimate.schedules import file_order, json_lines, one_operator, score_file, score_table, summary
     from sokoban.language.operators import load_operators
 
     device = load_device(device_name)
     check_readable(file)
     expr = one_operator(load_operators(file), operator, str(file))
     scores = score_file(schedules, expr, device)
+    order = file_order(scores, ranked=ranked)
     if as_json:
-        click.echo(json_lines(scores), nl=False)
+        click.echo(json_lines(scores, order), nl=False)
         return
     from hal.support.tables import print_line, print_table
 
-    print_table(score_table(scores, limit), drop=("shared B", "scratch B", "waves", "regs", "blocks/unit"))
+    print_table(score_table(scores, limit, order), drop=("shared B", "scratch B", "waves", "regs", "blocks/unit"))
     print_line(summary(scores, expr, limit))
 
 

@@ -65,6 +65,8 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             around it.
         partitions: parts of a cache, each near some of the units, that keep lines of their own: a line that units
             of all sides read lies in each of them. Absent where the cache is one.
+        lanes_per_cycle: lanes whose addresses the load/store units of a unit take in a cycle; absent where they take a
+            TEU's at once, or no source says so.
     """
 
     name: Text
@@ -81,6 +83,7 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     managed_by: ManagedBy | None = None
     associativity: Count | None = None
     partitions: Count | None = None
+    lanes_per_cycle: Count | None = None
 
     @property
     def is_cache(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.support.tables import new_table
 from roller.algorithms import ChainProgram, flash, flash_gradient, pair
+from roller.estimate.tuners import read_tuner_file
 from roller.text.quantities import count_text, time_text
 from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
@@ -28,9 +29,10 @@ from sokoban.model.rational import estimate
 from sokoban.schedule.attention import RowTiles
 from sokoban.schedule.attention_files import load_attention_schedules, load_gradient_schedules, load_pair_schedules
 from sokoban.schedule.bulk_copies import form_problem
-from sokoban.schedule.files import ScheduleGroup, load_schedules
+from sokoban.schedule.files import ScheduleGroup, schedules_from_json
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
+from sokoban.schedule.texts import file_text
 
 #: Schedules that are written at a time.
 PIECE = 4096
@@ -79,8 +81,12 @@ class Scores(Protocol):
     def stages(self) -> tuple[str, ...]:
         """The names of the stages of every estimate."""
 
-    def rows(self, start: int, stop: int) -> list[Scored]:
-        """The schedules ``start`` ... ``stop - 1``."""
+    @property
+    def measured(self) -> Floats | None:
+        """Seconds that the file has besides, NaN where it has none; None where it has no times at all."""
+
+    def rows(self, positions: Sequence[int]) -> list[Scored]:
+        """The schedules at some positions, in the order given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,24 +96,27 @@ class TileScores:
     device: DeviceSpec
     seconds: Floats
     _parts: Sequence[tuple[ScheduleGroup, EstimateTable]]
+    measured: Floats | None = None
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The names of the stages of every estimate."""
         return tuple(self._parts[0][1].stage_seconds)
 
-    def rows(self, start: int, stop: int) -> list[Scored]:
-        """The schedules ``start`` ... ``stop - 1``."""
+    def rows(self, positions: Sequence[int]) -> list[Scored]:
+        """The schedules at some positions, in the order given."""
         scored: dict[int, Scored] = {}
+        wanted = np.zeros(len(self.seconds), dtype=np.bool_)
+        wanted[positions] = True
         for group, estimates in self._parts:
-            picked = np.flatnonzero((group.positions >= start) & (group.positions < stop))
-            positions = group.positions[picked]
-            runs = np.isfinite(self.seconds[positions]).tolist()
-            rows = zip(picked.tolist(), positions.tolist(), runs, estimates.rows(picked.tolist()), strict=True)
+            picked = np.flatnonzero(wanted[group.positions])
+            of_group = group.positions[picked]
+            runs = np.isfinite(self.seconds[of_group]).tolist()
+            rows = zip(picked.tolist(), of_group.tolist(), runs, estimates.rows(picked.tolist()), strict=True)
             for row, position, fine, row_estimate in rows:
                 reason = None if fine else _reason(group.table, self.device, estimates, row)
                 scored[position] = Scored(row_estimate, reason)
-        return [scored[position] for position in sorted(scored)] if len(self._parts) > 1 else list(scored.values())
+        return [scored[position] for position in positions]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +126,7 @@ class AttentionScores:
 
     device: DeviceSpec
     scored: Sequence[Scored]
+    measured: Floats | None = None
 
     @cached_property
     def seconds(self) -> Floats:
@@ -128,16 +138,17 @@ class AttentionScores:
         """The names of the stages of every estimate."""
         return tuple(self.scored[0].estimate.stage_seconds)
 
-    def rows(self, start: int, stop: int) -> list[Scored]:
-        """The schedules ``start`` ... ``stop - 1``."""
-        return list(self.scored[start:stop])
+    def rows(self, positions: Sequence[int]) -> list[Scored]:
+        """The schedules at some positions, in the order given."""
+        return [self.scored[position] for position in positions]
 
 
 def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
-    """Every schedule of a file for one operator.
+    """Every schedule of a file for one operator, or every configuration of another tuner's.
 
     Raises:
-        InputError: as :func:`sokoban.schedule.files.load_schedules`, or the device has no kernels of such attention.
+        InputError: as :func:`sokoban.schedule.files.load_schedules` or
+            :func:`roller.estimate.tuners.read_tuner_file`, or the device has no kernels of such attention.
     """
     if expr.operator_as(Attention) is not None:
         form = kernel_form(expr)
@@ -160,8 +171,17 @@ def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
         problem = "goes along an axis in order: its kernels take no schedules of tiles"
         raise InputError(expr.name, problem, "use roller estimate")
     else:
-        return score(load_schedules(path, expr), device)
+        return _tile_scores(path, expr, device)
     return AttentionScores(device, scored)
+
+
+def _tile_scores(path: Path, expr: TensorExpr, device: DeviceSpec) -> TileScores:
+    text = file_text(path)
+    file = read_tuner_file(text, expr, str(path))
+    if file is None:
+        return score(schedules_from_json(text, expr, str(path)), device)
+    scores = score(schedules_from_json(b"\n".join(file.schedules), expr, str(path)), device)
+    return replace(scores, measured=file.measured if np.isfinite(file.measured).any() else None)
 
 
 def _sums(expr: TensorExpr) -> int:
@@ -247,30 +267,53 @@ def one_operator(expressions: Sequence[TensorExpr], name: str | None, source: st
 # What is printed
 
 
-def json_lines(scores: Scores) -> bytes:
-    """One JSON object per schedule and line."""
-    encoder, count = msgspec.json.Encoder(), len(scores.seconds)
+def file_order(scores: Scores, *, ranked: bool) -> Sequence[int]:
+    """Positions of the schedules in the order of the file, or the fastest first."""
+    if not ranked:
+        return range(len(scores.seconds))
+    order: list[int] = np.argsort(scores.seconds, kind="stable").tolist()
+    return order
+
+
+def json_lines(scores: Scores, order: Sequence[int]) -> bytes:
+    """One JSON object per schedule and line, in some order of their positions."""
+    encoder, times = msgspec.json.Encoder(), scores.measured
     # In pieces: a hundred thousand records at once would keep the garbage collector busy.
+    pieces = [order[start : start + PIECE] for start in range(0, len(order), PIECE)]
     return b"".join(
-        encoder.encode_lines([each.record for each in scores.rows(start, start + PIECE)])
-        for start in range(0, count, PIECE)
+        encoder.encode_lines(
+            [
+                {"schedule": position + 1} | each.record | _measured_record(times, position)
+                for position, each in zip(piece, scores.rows(piece), strict=True)
+            ]
+        )
+        for piece in pieces
     )
 
 
-def score_table(scores: Scores, limit: int) -> Table:
-    """The first ``limit`` schedules: time, its stages, and what limits the occupancy."""
+def _measured_record(times: Floats | None, position: int) -> dict[str, float | None]:
+    if times is None:
+        return {}
+    return {"measured_seconds": float(times[position]) if np.isfinite(times[position]) else None}
+
+
+def score_table(scores: Scores, limit: int, order: Sequence[int]) -> Table:
+    """The first ``limit`` schedules of some order: time, its stages, and what limits the occupancy."""
     stages = [stage.replace("_", " ") for stage in scores.stages]
     limits = ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves")
-    view = new_table((), ("schedule", "predicted", *stages, *limits), ("bound",))
-    for position, each in enumerate(scores.rows(0, limit), start=1):
+    times = scores.measured
+    view = new_table((), ("schedule", *_measured_column(times), "predicted", *stages, *limits), ("bound",))
+    positions = order[:limit]
+    for position, each in zip(positions, scores.rows(positions), strict=True):
         estimate = each.estimate
         resources = (str(estimate.registers), str(estimate.shared_bytes))
+        names = (str(position + 1), *_measured_cell(times, position))
         if each.reason:
             dashes = ("-",) * len(scores.stages)
-            view.add_row(str(position), "-", *dashes, *resources, "0", "-", f"cannot run: {each.reason}")
+            view.add_row(*names, "-", *dashes, *resources, "0", "-", f"cannot run: {each.reason}")
             continue
         view.add_row(
-            str(position),
+            *names,
             time_text(estimate.seconds),
             *(time_text(estimate.stage_seconds[stage]) for stage in scores.stages),
             *resources,
@@ -279,6 +322,16 @@ def score_table(scores: Scores, limit: int) -> Table:
             estimate.bound.replace("_", " "),
         )
     return view
+
+
+def _measured_column(times: Floats | None) -> tuple[str, ...]:
+    return () if times is None else ("measured",)
+
+
+def _measured_cell(times: Floats | None, position: int) -> tuple[str, ...]:
+    if times is None:
+        return ()
+    return (time_text(float(times[position])) if np.isfinite(times[position]) else "-",)
 
 
 def summary(scores: Scores, expr: TensorExpr, limit: int) -> str:
@@ -290,6 +343,22 @@ def summary(scores: Scores, expr: TensorExpr, limit: int) -> str:
     if idle < count:
         best = int(np.argmin(scores.seconds))
         text += f"; fastest: schedule {best + 1}, {time_text(float(scores.seconds[best]))}"
+    if scores.measured is not None:
+        text += f"; {_ranking(scores.seconds, scores.measured)}"
     if count > limit:
         text += f"; {count - limit} more with --limit or --json"
     return text
+
+
+def _ranking(predicted: Floats, measured: Floats) -> str:
+    """``of those measured, the first choice takes 1.03 of the best, the best of ten 1.00; rank correlation 0.95``."""
+    ran = np.isfinite(measured)
+    predicted, measured = predicted[ran], measured[ran]
+    order, best = np.argsort(predicted, kind="stable"), measured.min()
+    first, ten = measured[order[0]] / best, measured[order[:10]].min() / best
+    text = f"of those measured, the first choice takes {first:.2f} of the best, the best of ten {ten:.2f}"
+    if len(measured) < 3:
+        return text
+    ranks = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in (predicted, measured)])
+    correlation = np.asarray(np.corrcoef(ranks.astype(np.float64)))
+    return f"{text}; rank correlation {correlation[0, 1]:.2f}"

@@ -19,7 +19,7 @@ from sokoban.kernel.matrix import FRAGMENT, swizzle_of
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.gpu.anatomy import GpuAnatomy, gpu_anatomy
-from sokoban.model.gpu.banks import busiest_bank, lane_words
+from sokoban.model.gpu.banks import busiest_bank, cycles_of_request, lane_words, read_parts
 from sokoban.model.gpu.issue import ARITHMETIC
 from sokoban.model.gpu.step import busiest_scheduler
 from sokoban.schedule.table import one
@@ -171,9 +171,11 @@ def _bank_use(taken: GpuAnatomy, load: Load) -> BankUse:
     reads = taken.step.reads[load]
     read_bytes = int(one(reads.width)) * element_bytes
     words = min(max(read_bytes // bank_bytes, 1), banks)
-    pieces = len(np.unique(lane_words(table, load, device)[0] // words))
+    lanes = lane_words(table, load, device)
+    pieces = len(np.unique(lanes[0] // words))
     passes_per_read = one(reads.passes) / max(one(reads.instructions), 1e-12)
-    return BankUse(load.tensor, read_bytes, passes_per_read, -(-pieces * words // banks))
+    least = max(one(read_parts(lanes, words)), cycles_of_request(device))
+    return BankUse(load.tensor, read_bytes, passes_per_read, max(-(-pieces * words // banks), int(least)))
 
 
 def _fragment_use(taken: GpuAnatomy, load: Load, schedule: TileSchedule) -> BankUse:

@@ -42,7 +42,7 @@ CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
 KEYS = (
     *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
-    "raster", "cluster", "launched", "kept_columns",
+    "raster", "cluster", "launched", "kept_columns", "reads", "pieces",
 )  # fmt: skip
 
 
@@ -77,6 +77,8 @@ def _candidate_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors:
         ("cluster", Cluster, TileSchedule.cluster),
         ("launched", Band, TileSchedule.launched),
         ("kept_columns", Band, TileSchedule.kept_columns),
+        ("reads", by_tensor | None, None),
+        ("pieces", by_tensor | None, None),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -155,7 +157,7 @@ class ScheduleReader:
             reduce_threads=product([np.maximum(threads, 1) for threads in reducers.values()], self.count),
             cached=cached,
             padding={tensor: padding[tensor] for tensor in cached},
-            vector=self._vector(cached),
+            vector=self._by_tensor("vector", (*cached, form.expr.output.name)),
             unroll=self._numbers("unroll"),
             inner_thread=inner_thread,
             inner_step=inner_step,
@@ -167,6 +169,8 @@ class ScheduleReader:
             cluster=cluster,
             launched=launched,
             kept_columns=kept_columns,
+            reads=self._by_tensor("reads", tuple(cached), optional=True),
+            pieces=self._by_tensor("pieces", tuple(cached), optional=True),
         )
 
     # Columns as they are given
@@ -182,15 +186,18 @@ class ScheduleReader:
             name: np.fromiter(map(attrgetter(f"f{i}"), parts), np.int64, self.count) for i, name in enumerate(names)
         }
 
-    def _vector(self, cached: Mapping[str, Bools]) -> dict[str, Ints]:
-        """Elements per access, by tensor of the body and for the output; 0 leaves the choice to the code generator."""
-        parts = list(map(attrgetter("vector"), self.candidates))
-        vector: dict[str, Ints] = {}
-        for tensor in (*cached, self.form.expr.output.name):
+    def _by_tensor(self, key: str, tensors: Sequence[str], *, optional: bool = False) -> dict[str, Ints]:
+        """Elements under ``key``, by tensor; 0 where not given, and nothing at all where no schedule gives any and they
+        are ``optional``."""
+        parts = list(map(attrgetter(key), self.candidates))
+        if optional and not any(part is not None for part in parts):
+            return {}
+        columns: dict[str, Ints] = {}
+        for tensor in tensors:
             field = f"f{self.tensors.index(tensor)}" if tensor in self.tensors else ""
             given = [0 if part is None else getattr(part, field, 0) for part in parts]
-            vector[tensor] = np.array(given, dtype=np.int64)
-        return vector
+            columns[tensor] = np.array(given, dtype=np.int64)
+        return columns
 
     # Columns inferred
 

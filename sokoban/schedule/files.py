@@ -48,6 +48,8 @@ _KEYS: Mapping[str, str] = {
     "cluster": "blocks that get a tile in common by one read, copied in bulk (sm_90a); 0 where threads copy",
     "launched": "blocks of the launch, each computing one tile after another; 0 for a block per tile",
     "kept_columns": "columns of a row that its threads keep in shared memory for later statements",
+    "reads": "widest read of an operand in elements, where a kernel's text says so; left to the compiler otherwise",
+    "pieces": "adjacent elements of a staged tile that a thread copies, by accesses of `vector`",
 }
 
 
@@ -170,6 +172,7 @@ def schedule_schema() -> dict[str, Any]:
     kinds["cached"] = {"type": "array", "items": {"type": "string"}}
     kinds["vector"] = by_name(1, MAX_COUNT)
     kinds["padding"] = by_name(0)
+    kinds["reads"] = kinds["pieces"] = by_name(1, MAX_COUNT)
     kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
     kinds["instruction"] = {"enum": [str(each) for each in Instruction], "default": str(TileSchedule.instruction)}
     kinds["turned"] = {"type": "array", "items": {"type": "string"}}

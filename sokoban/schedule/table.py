@@ -95,6 +95,10 @@ class ScheduleTable:
         launched: blocks of a launch that compute one tile after another; 0 (one tile each) everywhere where it is left
             out.
         kept_columns: columns of a row that its threads keep in shared memory; 0 everywhere where it is left out.
+        reads: widest read of an operand in elements, by tensor, as kernels of others spell it out; 0, and a missing
+            tensor, leave it to the compiler.
+        pieces: adjacent elements that a thread copies of a staged tile, by accesses of ``vector``, by tensor; 0, and a
+            missing tensor, stand for one access.
     """
 
     form: KernelForm
@@ -117,6 +121,8 @@ class ScheduleTable:
     cluster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     launched: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     kept_columns: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    reads: Mapping[str, Ints] = field(default_factory=dict)
+    pieces: Mapping[str, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
@@ -160,6 +166,8 @@ class ScheduleTable:
             raster=raster,
             inner_thread={},
             inner_step={},
+            reads={},
+            pieces={},
             **columns,
         )
 
@@ -169,7 +177,8 @@ class ScheduleTable:
         ``vthreads`` and ``step``, then :data:`_SINGLE`, and by tensor those of ``cached``, ``turned`` and ``vector``,
         the output's behind them.
 
-        Storage padding and bands are not among them, which change while the rest stays, nor are loops cut twice.
+        Storage padding and bands are not among them, which change while the rest stays, nor are loops cut twice and
+        widths that kernels of others spell out.
         """
         tensors, nothing = tuple(self.cached), self.zeros
         lines: list[Any] = [line for by in (self.block, self.thread, self.vthreads, self.step) for line in by.values()]
@@ -232,6 +241,11 @@ class ScheduleTable:
     def zeros(self) -> Ints:
         """A zero per schedule, not to be written to."""
         return np.zeros(self.count, dtype=np.int64)
+
+    @property
+    def spells_out(self) -> bool:
+        """True if schedules cut loops twice or say how wide a thread reads: what compiled code does not know."""
+        return bool(self.inner_thread or self.inner_step or self.reads or self.pieces)
 
     def instruction_at(self, position: int) -> Instruction:
         """Instruction that computes the tiles of one schedule."""

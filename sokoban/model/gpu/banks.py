@@ -122,20 +122,47 @@ def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes
     return 1.0 + np.add.reduce(lines[:, 1:] != lines[:, :-1], axis=1)
 
 
-def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:
-    """Passes through shared memory that one warp needs per read instruction of ``load``, at least one.
+def read_passes(lanes: Ints, size: int, banks: int, *, merges: bool = True) -> Ints:
+    """Passes of a read of ``size`` adjacent words by every lane of a warp; ``lanes`` are the first words, shape
+    (schedules, lanes).
 
-    A read of one word per lane needs as many passes as the busiest bank has different words; a read of vectors, which
-    are distinct and contiguous, is limited by the bytes alone. ``width``: adjacent words that a lane reads at once.
+    Lanes that want the same word of a bank are served together, but a pass returns one register per lane: a read has
+    :func:`read_parts` parts, each of as many lanes fewer, one after the other (``merges`` as there).
+
+    >>> read_passes(np.arange(0, 128, 4)[None, :], size=4, banks=32).tolist()  # four words of its own for every lane
+    [4]
+    >>> read_passes(np.zeros((1, 32), dtype=np.int64), size=4, banks=32).tolist()  # the same four for all
+    [2]
     """
-    banks = device.shared.bank_count or 32
-    words = lane_words(table, load, device)
-    passes = busiest_bank(words, banks).astype(np.float64)
-    if (width > 1).any():
-        ordered = np.sort(words, axis=1)
-        distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
-        passes = np.where(width > 1, np.ceil(distinct * width / banks), passes)
+    if size == 1:
+        return busiest_bank(lanes, banks)
+    words, parts = lanes // size, read_parts(lanes, size, merges=merges)
+    passes = np.zeros(len(words), dtype=np.int64)
+    for count in set(parts.tolist()):
+        rows = parts == count
+        by_part = words[rows].reshape(int(rows.sum()), count, -1)
+        passes[rows] = np.add.reduce(busiest_bank(by_part, banks // size), axis=1)
     return passes
+
+
+def read_parts(lanes: Ints, size: int, *, merges: bool = True) -> Ints:
+    """Parts of a read of ``size`` words by every lane, which a unit serves one after the other; ``lanes`` as in
+    :func:`read_passes`.
+
+    A warp of few lanes is served at once. Half as many parts where every lane and a neighbour of it, the next or the
+    one behind that, read the same: their registers are returned together (NVIDIA, answer to "Unexpected shared memory
+    bank conflict" in its developer forums, 2019). Reads of L1 do not gain by that (``merges`` false).
+    """
+    words, places = lanes // size, np.arange(lanes.shape[1])
+    if size == 1 or not merges or len(places) < 2 * size:
+        return np.full(len(words), size if len(places) >= 2 * size else 1)
+    alike = (words == words[:, places ^ 1]).all(axis=1) | (words == words[:, places ^ 2]).all(axis=1)
+    return np.where(alike, size // 2, size)
+
+
+def cycles_of_request(device: DeviceSpec) -> int:
+    """Cycles in which the load/store units of a unit take the addresses of a warp."""
+    return -(-device.warp_lanes // (device.shared.lanes_per_cycle or device.warp_lanes))
 
 
 def busiest_bank(words: Ints, banks: int) -> Ints:

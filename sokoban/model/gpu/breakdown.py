@@ -27,7 +27,7 @@ from sokoban.model.gpu.stages import (
     waiting_seconds,
 )
 from sokoban.model.gpu.step import BlockStep, working_warps
-from sokoban.schedule.table import Floats, Ints, ScheduleTable
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, shares_rows
 
 #: Pipeline stages in the order in which they are shown.
 STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
@@ -37,7 +37,7 @@ BUSY = ("compute", "issue", "shared", "l2")
 
 #: Share of the other stages' time that the slowest one does not hide with one warp per scheduler, and how fast more
 #: warps hide it: what programs on a V100 show. Ranking hardly changes between half and twice as much, errors do.
-UNHIDDEN = 0.25
+UNHIDDEN = 0.2
 HIDING = 0.15
 
 #: The same share for kernels that copy asynchronously and load the next fragments while they multiply: their warps do
@@ -52,7 +52,7 @@ UNHIDDEN_ASYNCHRONOUS = 0.07
 UNHIDDEN_BULK = 0.0
 
 #: Share of a step's waiting that other resident blocks do not fill.
-UNHIDDEN_WAIT = 1.0
+UNHIDDEN_WAIT = 0.75
 
 #: Exponent with which time on the units and time of DRAM add up: 1 would be no overlap, infinity a perfect one.
 DRAM_OVERLAP = 4.0
@@ -64,13 +64,13 @@ POWER_SOFTNESS = 12.0
 #: Operand words of an unrolled body per free register from which on the compiler may hoist more reads than it has room
 #: for, from which on that is likely, and what it then costs on average over the programs it hits or spares; beyond, the
 #: cost grows on, to three times as much at most.
-HOISTED_WORDS = (4.0, 7.0)
-HOISTING_RISK = 0.25
+HOISTED_WORDS = (5.0, 8.0)
+HOISTING_RISK = 0.15
 MOST_RISK = 3.0
 
 #: Free registers below which a compiler knows that it is short of them and hoists with care, as large blocks make it:
 #: their bodies are no more at risk than those with so much room.
-HOISTING_ROOM = 100.0
+HOISTING_ROOM = 70.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -137,11 +137,12 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
     busy = {name: seconds[name] for name in BUSY}
     stores = occupancy.running * seconds["stored"]
     together = step_seconds(step, busy)
-    block_work = together / occupancy.running
+    by_itself = occupancy.running * independent_warps(step)
+    block_work = together / by_itself
     waiting = pipelined_waiting(step, seconds["waiting"], block_work, busy["l2"] / occupancy.running)
     alone = waiting + block_work
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
-    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / occupancy.running
+    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / by_itself
     if table.has_stages:
         # In a pipeline the copies themselves run on while a block waits.
         unfilled = np.where(table.stages > 1, 0.0, unfilled)
@@ -208,6 +209,18 @@ def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | 
         shared_bytes=occupancy.shared,
         blocks_per_unit=occupancy.resident,
         wave_count=parts.wave_count,
+    )
+
+
+def independent_warps(step: BlockStep) -> Floats | float:
+    """Warps of a scheduler that wait apart from each other: all of a block that stages nothing, whose threads never
+    meet; 1 where they do."""
+    table = step.table
+    meets = shares_rows(table)
+    for staged in table.cached.values():
+        meets = meets | staged
+    return (
+        1.0 if meets.all() else np.where(meets, 1.0, np.maximum(1.0, step.occupancy.warps / step.device.teu.group_size))
     )
 
 

@@ -24,9 +24,12 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension, storage_order
 from sokoban.language.expression import Load
+from sokoban.model.gpu.banks import cycles_of_request
+from sokoban.model.gpu.loops import COMPILER_UNROLL
 from sokoban.model.gpu.occupancy import uncounted_registers
 from sokoban.model.gpu.row_work import row_work
 from sokoban.model.gpu.stages import (
+    cache_latencies,
     final_seconds,
     issue_operations,
     latency_seconds,
@@ -82,8 +85,8 @@ def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -
     """The stages of a table; None where compiled code has none for it. ``exponent``: how fast warps hide what the
     slowest stage does not, :data:`sokoban.model.gpu.breakdown.HIDING`."""
     native = ready(table, placed)
-    if native is None:
-        return None
+    if native is None or table.unroll.max() > COMPILER_UNROLL:
+        return None  # bodies so large may hold values that find no register (operands.py)
     library, problem = native
     count, sharing = table.count, problem.sharing(table)
     columns, *arrays = _columns(table)
@@ -151,7 +154,7 @@ def _address(array: Any) -> int:
 
 def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
     """The library and the problem that it is given; None where it knows no such problem or schedules."""
-    if table.has_warp_tiles or table.inner_thread or table.inner_step or not table.count:
+    if table.has_warp_tiles or table.spells_out or not table.count:
         return None
     library_and_problem: tuple[Any, _Problem] | None = placed.remembered.get("compiled")
     if library_and_problem is None:
@@ -251,7 +254,7 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         limits.registers_per_unit, limits.registers_per_thread, limits.register_allocation_granularity,
         uncounted_registers(device), limits.threads_per_unit, limits.shared_bytes_per_unit,
         limits.shared_bytes_reserved_per_block, limits.shared_bytes_per_block_opt_in, limits.threads_per_block,
-        limits.blocks_per_unit, *[form.sizes[axis] for axis in axes],
+        limits.blocks_per_unit, cycles_of_request(device), *[form.sizes[axis] for axis in axes],
     ]  # fmt: skip
     doubles = [
         max(1.0, body), final,
@@ -260,7 +263,7 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         output.element_count, dram.bandwidth_bytes_per_second,
         sum([form.expr.tensor_by_name[tensor].size_bytes for tensor in others]), latency_seconds(device),
         opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
-        final_seconds(placed),
+        final_seconds(placed), *[layer / latency_seconds(device) for layer in cache_latencies(device)],
     ]  # fmt: skip
     return ints, doubles
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.language.expression import Load
+from sokoban.model.gpu.banks import cycles_of_request
 from sokoban.model.gpu.transactions import tile_transaction_bytes
 from sokoban.schedule.accesses import VECTOR_BYTES, widest_fetch
 from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, product
@@ -45,7 +46,7 @@ GUARDED_LOADS = 1.0
 
 #: Wavefronts of the load/store unit per line that a load touches: lines of a request that misses are handed on at
 #: more than one per cycle of the shared-memory port.
-LINE_WAVEFRONTS = 0.3
+LINE_WAVEFRONTS = 0.5
 
 _LINE_BYTES = 128
 _SECTOR_BYTES = 32
@@ -92,6 +93,12 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     width = np.where(vectorised, vector, 1)
     passes_per_store = np.where(vectorised, 1, _store_passes(vector, element_bytes, device, guarded))
     stores_per_request = np.maximum(1.0, width * element_bytes / 4) * passes_per_store
+    apart = vector
+    if (pieces := table.pieces.get(load.tensor)) is not None:
+        apart = np.maximum(vector, pieces)
+        stores_per_request = np.where(
+            pieces > 0, _piece_passes(width, apart, element_bytes, device), stores_per_request
+        )
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
     turned = table.is_turned(load)
     if turned is not None:
@@ -101,13 +108,14 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     if pipelined is not None:
         hoisted = _pipelined_instructions(table, loads, width, turned, guarded)
         instructions = np.where(pipelined, hoisted, instructions)
-    requests = elements / (device.warp_lanes * width)
-    tags_per_request = _tags_per_request(run, vector, vectorised, element_bytes, device)
+    requests, cycles = elements / (device.warp_lanes * width), cycles_of_request(device)
+    tags_per_request = _tags_per_request(run, width, apart, element_bytes, device)
     return Fetch(
         elements=elements,
         loads=loads,
         instructions=instructions,
-        wavefronts=requests * (tags_per_request * LINE_WAVEFRONTS + stores_per_request),
+        wavefronts=requests
+        * (np.maximum(tags_per_request * LINE_WAVEFRONTS, cycles) + np.maximum(stores_per_request, cycles)),
         bulk_passes=elements * (element_bytes / _LINE_BYTES),
         elements_per_thread=loads * width,
         batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
@@ -115,19 +123,19 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     )
 
 
-def _tags_per_request(run: Ints, vector: Ints, vectorised: Bools, element_bytes: int, device: DeviceSpec) -> Floats:
+def _tags_per_request(run: Ints, width: Ints, apart: Ints, element_bytes: int, device: DeviceSpec) -> Floats:
     """Lines that a load of a warp touches, or as many as its sectors would fill.
 
     Args:
         run: elements of the tile that follow each other in memory.
-        vector: elements that a thread takes at a time.
-        vectorised: whether it takes them by one access.
+        width: elements of an access.
+        apart: elements between the accesses of neighbouring lanes.
         element_bytes: bytes of an element.
         device: of the warp.
     """
     lanes = device.warp_lanes
-    width, stride = np.where(vectorised, vector, 1), np.where(vectorised, 1, vector)
-    span = lanes * vector
+    stride = np.where(width == apart, 1, apart)
+    span = lanes * apart
     elements_of_row = np.minimum(run, span)
     rows_of_request = np.maximum(1.0, span / run)
     row_bytes = elements_of_row * element_bytes
@@ -179,6 +187,14 @@ def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded:
     words_between_lanes = np.maximum(1, vector * element_bytes // word)
     ways = np.gcd(words_between_lanes, (device.shared.bank_count or 32) * bank_bytes // word)
     return ways if guarded else ways // np.gcd(ways, max(1, VECTOR_BYTES // word))
+
+
+def _piece_passes(width: Ints, apart: Ints, element_bytes: int, device: DeviceSpec) -> Ints:
+    """Passes of a store of ``width`` elements per lane where lanes are ``apart`` elements from each other, as the text
+    has it: ``words`` of them whole, times the lanes that meet in the banks (5.5.2)."""
+    bank_bytes, banks = device.shared.bank_width_bytes or 4, device.shared.bank_count or 32
+    words = np.maximum(1, width * element_bytes // bank_bytes)
+    return words * np.gcd(np.maximum(1, apart // width), np.maximum(1, banks // words))
 
 
 def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints) -> Floats:

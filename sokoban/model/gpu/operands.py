@@ -7,6 +7,7 @@ up to 16 bytes at once. What the 32 lanes of a warp read together then decides h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,15 +16,22 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.regions import DataDimension, data_dimension
 from sokoban.language.expression import Load
-from sokoban.model.gpu.banks import busiest_bank, cache_lines, lane_words
-from sokoban.model.gpu.fetch import LINE_WAVEFRONTS
-from sokoban.model.gpu.loops import LoopNest
+from sokoban.model.gpu.banks import cycles_of_request, lane_words, read_passes, tensor_lane_addresses
+from sokoban.model.gpu.loops import COMPILER_UNROLL, LoopNest
+from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
 from sokoban.schedule.accesses import VECTOR_BYTES
-from sokoban.schedule.table import Floats, Ints, ScheduleTable
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
+
+#: Multiply-adds and reads of an unrolled body beyond which the device compiler no longer orders them so that few values
+#: wait for their next use: 17 window sums compiled for sm_86 spill from 4,470 on and not up to 3,960.
+ORDERED_INSTRUCTIONS = 4200
+
+#: Registers that an instruction can name.
+MOST_REGISTERS = 255
 
 #: How often the device compiler merges the reads of points that it unrolled itself: in half of 400 such programs
-#: compiled for sm_75 it did, in half it read every point by itself.
-MERGED_BY_COMPILER = 0.5
+#: compiled for sm_75 it did; by the times of programs on V100 it does so in most.
+MERGED_BY_COMPILER = 0.85
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +75,11 @@ def _instructions(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Flo
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     widest = max(1, VECTOR_BYTES // element_bytes)
     fits = 1 << np.log2(np.maximum(1, run)).astype(np.int64)
+    aligned_width = np.minimum(np.gcd(part.alignment, widest), fits)
+    given = table.reads.get(load.tensor, table.zeros)
     # What is read in place is read word by word: the compiler cannot prove alignment in a tensor it does not lay out.
-    first = np.where(table.cached[load.tensor], np.minimum(np.gcd(part.alignment, widest), fits), 1)
+    by_itself = np.where(table.cached[load.tensor], aligned_width, 1)
+    first = np.where(given > 0, np.minimum(aligned_width, given), by_itself)
     # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line
     # begin and end with single ones.
     aligned = np.gcd(part.runs_alignment, first) / first
@@ -78,12 +89,16 @@ def _instructions(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Flo
 
 
 def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints | None) -> Floats:
-    """Passes per read of a warp: by the banks where the tensor is staged, by the lines it touches where it is not."""
+    """Passes per read of a warp: by the banks of the tile where the tensor is staged, else by those of L1, which is the
+    same memory, where the tensor's own addresses count."""
     staged = table.cached[load.tensor]
-    passes = np.ones(width.shape) if lanes is None else _passes(table, load, device, width, lanes)
+    passes = np.ones(width.shape) if lanes is None else _passes(load, table, device, width, lanes)
     if staged.all():
         return passes
-    return np.where(staged, passes, np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device)))
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    addresses = tensor_lane_addresses(table, load, device)
+    words = (addresses - addresses[:, :1]) * element_bytes // (device.shared.bank_width_bytes or 4)
+    return np.where(staged, passes, _passes(load, table, device, width, words, merges=False))
 
 
 class _Footprint(NamedTuple):
@@ -144,41 +159,71 @@ def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tu
     """Along one dimension: (span, different coordinates) of a thread's adjacent elements, and how many such pieces its
     virtual threads make."""
     span = counted = pieces = table.ones
+    copies: list[tuple[Ints, Ints]] = []
     for axis, coefficient in dimension.terms:
         if axis in table.thread:
             # Virtual threads of a single thread lie side by side.
             alone = table.threads[axis] == 1
             size = np.where(alone, table.register_tile[axis], table.thread[axis])
-            pieces = pieces * np.where(alone, 1, table.vthreads[axis])
+            copies.append((np.where(alone, 1, table.vthreads[axis]), abs(coefficient) * table.threads[axis] * size))
         elif axis in table.step:
             size = nest.unrolled[axis]
         else:
             continue
         if len(dimension.terms) == 1:
-            return (size, size), pieces  # the coefficient of a single axis is one
+            return (size, size), copies[0][0] if copies else pieces  # the coefficient of a single axis is one
         span = span + abs(coefficient) * (size - 1)
         counted = counted * size
-    return (span, np.minimum(span, counted)), pieces
+    different = np.minimum(span, counted)
+    for number, apart in copies:
+        # Windows of virtual threads that overlap are one, whose elements are read once.
+        overlap = (number > 1) & (apart < span)
+        joined = span + apart * (number - 1)
+        different = np.where(overlap, np.minimum(joined, different * number), different)
+        span = np.where(overlap, joined, span)
+        pieces = pieces * np.where(overlap, 1, number)
+    return (span, different), pieces
 
 
-def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints) -> Floats:
-    """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp.
+def window_spills(table: ScheduleTable, nest: LoopNest, reads: Mapping[Load, OperandReads]) -> Floats:
+    """Values of an unrolled body that a thread has no register for until it uses them again.
 
-    Lanes that read the same word are served together, in vector reads too: a bank is as busy as the different words
-    that the whole warp wants of it.
+    Where the windows of virtual threads overlap, what one of them reads is used by the next one a few turns later. Up
+    to :data:`ORDERED_INSTRUCTIONS` the compiler brings the uses together; beyond, all that come in between are held.
     """
+    spilled = np.zeros(table.count)
+    if not reads or int(table.unroll.max(initial=0)) <= COMPILER_UNROLL:
+        return spilled
+    body = table.accumulators * nest.unrolled_points + sum(part.words for part in reads.values())
+    held = np.zeros(table.count)
+    for load in reads:
+        words = np.ones(table.count)
+        for index in reversed(load.indices):
+            dimension = data_dimension(index)
+            (_, different), pieces = _reach(table, dimension, nest)
+            window = product([nest.unrolled[axis] for axis, _ in dimension.terms if axis in table.step], table.count)
+            for axis, coefficient in dimension.terms:
+                if axis in table.thread:
+                    apart = abs(coefficient) * table.threads[axis] * table.thread[axis]
+                    copies = np.where(table.threads[axis] > 1, table.vthreads[axis] - 1, 0)
+                    held = held + words * copies * np.clip(window - apart, 0, apart)
+            words = words * (different * pieces)
+    room = MOST_REGISTERS - OVERHEAD_REGISTERS - table.accumulators
+    return np.where(body > ORDERED_INSTRUCTIONS, np.maximum(0.0, held - room), 0.0)
+
+
+def _passes(
+    load: Load, table: ScheduleTable, device: DeviceSpec, width: Ints, lanes: Ints, *, merges: bool = True
+) -> Floats:
+    """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp."""
     banks, bank_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     wide = np.minimum(np.maximum(width * element_bytes // bank_bytes, 1), banks)
-    passes = np.ones(wide.shape)
-    sizes = set(wide.ravel().tolist())
-    if len(sizes) == 1:
-        size = sizes.pop()
-        return passes * busiest_bank(lanes // size, banks // size)
-    for size in sizes:
+    passes = np.empty(wide.shape)
+    for size in set(wide.ravel().tolist()):
         reads_so_wide = wide == size
         rows = reads_so_wide if reads_so_wide.ndim == 1 else reads_so_wide.any(axis=0)
         row_passes = np.zeros(table.count)
-        row_passes[rows] = busiest_bank(lanes[rows] if size == 1 else lanes[rows] // size, banks // size)
+        row_passes[rows] = read_passes(lanes[rows], size, banks, merges=merges)
         np.copyto(passes, row_passes, where=reads_so_wide)
-    return passes
+    return np.maximum(passes, cycles_of_request(device))

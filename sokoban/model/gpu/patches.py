@@ -20,7 +20,7 @@ from sokoban.model.gpu.breakdown import DRAM_OVERLAP, STAGES, UNHIDDEN, UNHIDDEN
 from sokoban.model.gpu.fetch import LINE_WAVEFRONTS, UNROLLED_LOADS
 from sokoban.model.gpu.issue import BODY_INSTRUCTIONS, DIRECT_GUARD_INSTRUCTIONS, STEP_INSTRUCTIONS
 from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
-from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, DRAM_PAGE_BYTES, LOADED_LATENCY
+from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, DRAM_PAGE_BYTES, LOADED_LATENCY, passes_per_second
 from sokoban.schedule.patches import PatchSchedule
 
 #: Instructions by which a thread finds its place along an axis: a division by a constant and a remainder, as
@@ -54,7 +54,6 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
     extra_bytes = sum(transform.tensor_by_name[load.tensor].size_bytes for load in transform.value_loads)
     moved_per_block = (read_bytes + written_bytes + extra_bytes) / blocks
     lines = _lines_per_load(transform, lanes) * reads + _lines_per_store(transform, lanes) * writes
-    passes_per_second = device.shared.bandwidth_bytes_per_second / device.unit_count / _LINE_BYTES
     busy = {
         "compute": arithmetic
         * 2.0
@@ -62,7 +61,7 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
         / (device.peak_flops(transform.accumulate) / device.teu_count)
         * busiest_warps,
         "issue": issued / device.clocks.boost_hz * busiest_warps,
-        "shared": warps * running * max(LINE_WAVEFRONTS * lines, reads + writes) / passes_per_second,
+        "shared": warps * running * max(LINE_WAVEFRONTS * lines, reads + writes) / passes_per_second(device),
         "l2": moved_per_block * running / (l2.bandwidth_bytes_per_second / device.unit_count),
     }
     work = [busy["compute"], busy["shared"], busy["l2"]]

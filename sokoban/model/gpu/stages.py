@@ -11,9 +11,10 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.regions import data_dimension
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
-from sokoban.model.gpu.fetch import loads_in_flight
+from sokoban.model.gpu.fetch import ROLLED_LOADS, UNROLLED_LOADS
 from sokoban.model.gpu.row_work import bytes_again, row_bytes, row_passes
 from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads, working_warps
 from sokoban.model.gpu.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
@@ -24,7 +25,7 @@ from sokoban.schedule.table import Bools, Floats, ScheduleTable, product, shares
 #: A load's latency on a busy memory system over the idle one; a synchronised step waits for a load, its store, two
 #: barriers and the first operand: as many idle latencies.
 LOADED_LATENCY = 1.28
-STEP_LATENCY = 2.35
+STEP_LATENCY = 2.0
 
 #: Cycles that a step of a pipeline waits although its copies are there: for the barrier, and for the warps that come
 #: late to it.
@@ -32,7 +33,7 @@ BARRIER_CYCLES = 40.0
 
 #: Passes per spilled value and point of the reduction; passes per accumulator in local memory, whose lines do not fit
 #: in L1 together.
-SPILL_PASSES = 2.0
+SPILL_PASSES = 1.0
 LOCAL_PASSES = 20.0
 
 #: Elements of a scattered transaction that a thread still finds in L1 when it comes to them.
@@ -40,6 +41,9 @@ L1_REUSE = 4
 
 #: Bytes of DRAM that one activation opens for one channel.
 DRAM_PAGE_BYTES = 1024
+
+#: Bytes of a line of L1.
+LINE_BYTES = 128
 
 #: Latencies where a spec does not give its own: published figures for NVIDIA GPUs lie between 350 and 600 ns.
 DEFAULT_LATENCY_SECONDS = 500e-9
@@ -91,6 +95,8 @@ def shared_seconds(step: BlockStep) -> Floats:
         passes = np.where(shares_rows(table), warps * row_passes(table, device, step.rows), passes)
     homeless = np.where(step.nest.local, LOCAL_PASSES * table.accumulators, SPILL_PASSES * occupancy.spilled)
     passes = passes + warps * table.thread_points * homeless
+    # Every value that does not wait in a register for its next use is stored once, and read again.
+    passes = passes + warps * 2.0 * step.window_spills
     return passes * occupancy.running / passes_per_second(device)
 
 
@@ -107,14 +113,20 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
 
 
 def l2_seconds(step: BlockStep) -> Floats:
-    """The way from L2 to a unit, which all units together saturate: bytes in transactions (W_i of 5.4.3).
+    """The way from L2 to a unit, which all units together saturate: bytes in transactions (W_i of 5.4.3)."""
+    l2 = step.device.l2 or step.device.dram
+    return l2_bytes(step) * step.occupancy.running / (l2.bandwidth_bytes_per_second / step.device.unit_count)
+
+
+def l2_bytes(step: BlockStep) -> Floats:
+    """Bytes that a block takes from L2 in a step, and what it spills.
 
     A staged tile is read once per step, what the blocks of a cluster have in common once by all of them. Without
     staging neighbouring threads share lines through L1, so that a block touches its tile once per step too, as long as
     the lanes of a warp walk the innermost dimension.
     """
-    table, device = step.table, step.device
-    l2 = device.l2 or device.dram
+    table = step.table
+    l2 = step.device.l2 or step.device.dram
     block_bytes: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
         moved = part.bytes * read_share(table, load)
@@ -127,7 +139,15 @@ def l2_seconds(step: BlockStep) -> Floats:
         block_bytes = block_bytes + moved
     if step.rows is not None and step.form.is_rows:
         block_bytes = row_bytes(table, l2.transaction_bytes, step.rows)
-    return block_bytes * step.occupancy.running / (l2.bandwidth_bytes_per_second / device.unit_count)
+    return block_bytes + local_bytes(step)
+
+
+def local_bytes(step: BlockStep) -> Floats:
+    """Bytes that a block's spilled values take to L2 in a step: L1 writes through what is stored (NVIDIA, "Volta tuning
+    guide", 2017). Values that wait for their next use in an unrolled window are too many to be read from L1 again."""
+    table = step.table
+    values = step.occupancy.spilled * table.thread_points + 2.0 * step.window_spills
+    return values * (4.0 * table.threads_per_block)
 
 
 def stored_seconds_per_block(step: BlockStep) -> Floats:
@@ -162,18 +182,17 @@ def waiting_seconds(step: BlockStep) -> Floats:
     """Time in which one block can do nothing, per step: the latency of its fetch.
 
     The first load of a synchronised step takes :data:`STEP_LATENCY`; more of them wait in line where the loads of a
-    thread cannot all be under way together. Blocks without staged data wait for their operands in the same way.
+    thread cannot all be under way together. Operands that are read in place wait besides (:func:`_direct_waits`).
     """
     table = step.table
     first: Floats = np.zeros(table.count)
     more: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
         staged = table.cached[load.tensor]
-        if staged.all():
-            first, more = np.maximum(first, STEP_LATENCY), more + part.batches - 1.0
-            continue
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
-        more = more + np.where(staged, part.batches, _direct_batches(step, load)) - 1.0
+        more = more + np.where(staged, part.batches - 1.0, 0.0)
+    if not np.logical_and.reduce(list(table.cached.values())).all():
+        more = more + _direct_waits(step)
     if step.rows is not None:
         first = np.where(shares_rows(table), LOADED_LATENCY, first)
         more = np.where(shares_rows(table), table.accumulators * step.rows.batches - 1.0, more)
@@ -211,17 +230,56 @@ def latency_seconds(device: DeviceSpec) -> float:
     return device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS
 
 
-def _direct_batches(step: BlockStep, load: Load) -> Floats:
-    """Number of waits of a thread that reads ``load`` from global memory, per step."""
-    reads = direct_reads(step, load)
-    return np.maximum(1.0, reads / loads_in_flight(step.table, reads, guarded=False))
+def _direct_waits(step: BlockStep) -> Floats:
+    """Waits of a thread for operands that it reads in place behind the first of a step, in loaded latencies of DRAM.
+
+    Every unrolled body waits for its loads, several times where they are too many to be under way together. Lines that
+    no earlier body has read come from L2, or from DRAM as often as the kernel's traffic does; all others are in L1.
+    """
+    table, device = step.table, step.device
+    reads = lines = np.zeros(table.count)
+    for load in step.fetches:
+        in_place = ~table.cached[load.tensor]
+        reads = reads + np.where(in_place, direct_reads(step, load), 0.0)
+        lines = lines + np.where(in_place, _lines_along_step(table, load), 0.0)
+    bodies = np.maximum(1.0, table.thread_points / step.nest.unrolled_points)
+    together = np.where(step.nest.is_left, ROLLED_LOADS, UNROLLED_LOADS)
+    waits = bodies * np.maximum(1.0, reads / bodies / together)
+    new = np.minimum(waits, lines)
+    l2_share, l1_share = (layer / latency_seconds(device) for layer in cache_latencies(device))
+    from_dram = np.minimum(1.0, dram_traffic(step) / (l2_bytes(step) * table.step_count * table.block_count))
+    far = l2_share + (1.0 - l2_share) * from_dram
+    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * far + (waits - new) * l1_share, 0.0)
+
+
+def _lines_along_step(table: ScheduleTable, load: Load) -> Floats:
+    """Cache lines in which a thread finds what one of its outputs needs of ``load`` in a step."""
+    lines: Floats = np.ones(table.count)
+    tile = {**dict.fromkeys(table.block, table.ones), **table.step}
+    for position, index in enumerate(load.indices, start=1):
+        extent = data_dimension(index).extent(tile)
+        if position == len(load.indices):
+            extent = np.ceil(extent * table.form.expr.tensor_by_name[load.tensor].element_bytes / LINE_BYTES)
+        lines = lines * extent
+    return lines
+
+
+def cache_latencies(device: DeviceSpec) -> tuple[float, float]:
+    """Latencies of L2 and L1, which answers like the shared memory beside it; DRAM's where a spec gives none."""
+    l2 = device.l2.latency_seconds if device.l2 is not None else None
+    return l2 or latency_seconds(device), device.shared.latency_seconds or latency_seconds(device)
 
 
 # The whole kernel
 
 
 def dram_seconds(step: BlockStep) -> Floats:
-    """Compulsory traffic and what L2 cannot keep for the blocks of the next round, at the sustained rate."""
+    """Traffic of DRAM at the sustained rate."""
+    return dram_traffic(step) / step.device.dram.bandwidth_bytes_per_second
+
+
+def dram_traffic(step: BlockStep) -> Floats:
+    """Compulsory bytes of DRAM, and those that L2 cannot keep for the blocks of the next round."""
     table, form, device, occupancy = step.table, step.form, step.device, step.occupancy
     together = super_tile(table, np.maximum(1, occupancy.resident) * device.unit_count)
     moved: Floats = np.full(table.count, float(form.expr.output.size_bytes))
@@ -233,7 +291,7 @@ def dram_seconds(step: BlockStep) -> Floats:
     moved = moved + sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others)
     if step.rows is not None and form.is_rows:
         moved = moved + bytes_again(table, device, occupancy.running, step.rows)
-    return moved / device.dram.bandwidth_bytes_per_second
+    return moved
 
 
 def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats | float:
@@ -271,9 +329,11 @@ def power_seconds(step: BlockStep) -> Floats:
 
 
 def passes_per_second(device: DeviceSpec) -> float:
-    """Passes through the banks of one unit."""
-    row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
-    return device.shared.bandwidth_bytes_per_second / device.unit_count / row_bytes
+    """Passes through the banks of one unit: one a cycle, as vector reads of products on V100 and RTX 3090 show to a few
+    per cent. The rate of a device without banks stands in its spec."""
+    if device.shared.bank_count:
+        return device.clocks.boost_hz
+    return device.shared.bandwidth_bytes_per_second / device.unit_count / 128
 
 
 def issue_operations(form: KernelForm) -> float:

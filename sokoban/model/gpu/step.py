@@ -28,7 +28,7 @@ from sokoban.model.gpu.occupancy import (
     shared_bytes,
     spilled_registers,
 )
-from sokoban.model.gpu.operands import OperandReads, operand_reads
+from sokoban.model.gpu.operands import OperandReads, operand_reads, window_spills
 from sokoban.model.gpu.row_work import RowWork
 from sokoban.model.gpu.work import arithmetic_instructions, row_work_of
 from sokoban.schedule.bulk_copies import GIVING_THREADS, clustered_blocks, units_of_clusters
@@ -101,6 +101,11 @@ class BlockStep:
         if self.form.reduction is None:
             return {}
         return {load: operand_reads(self.table, load, self.device, self.nest) for load in self.form.body_loads}
+
+    @cached_property
+    def window_spills(self) -> Floats:
+        """Values per thread and unrolled body that find no register until they are used again."""
+        return window_spills(self.table, self.nest, self.reads)
 
     @cached_property
     def rows(self) -> RowWork | None:

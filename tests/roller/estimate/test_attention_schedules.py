@@ -41,7 +41,7 @@ def test_a_limit_or_a_missing_instruction_is_the_reason(tmp_path: Path) -> None:
     groups = {"rows": 128, "keys": 128, "warps": 8, "instruction": "wgmma_64xNx16"}
     large = {"rows": 64, "keys": 1024, "warps": 4}
     deep = {"rows": 128, "keys": 256, "warps": 1}
-    reasons = [each.reason for each in scores(tmp_path, PREFILL, "a100", groups, large, deep).rows(0, 3)]
+    reasons = [each.reason for each in scores(tmp_path, PREFILL, "a100", groups, large, deep).rows([0, 1, 2])]
     assert reasons == [
         "a100-pcie-40gb has no wgmma_64xNx16 for float16",
         "304128 bytes of shared memory per block, at most 166912",

@@ -14,7 +14,7 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.occupancy import registers_per_thread
-from sokoban.model.gpu.stages import compute_seconds, power_seconds, shared_seconds
+from sokoban.model.gpu.stages import compute_seconds, passes_per_second, power_seconds, shared_seconds
 from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.bulk_copies import bulk_schedules
@@ -71,7 +71,7 @@ def test_operands_are_read_once_a_group() -> None:
     table = table_of(group(), MMA)
     step = BlockStep(table, PlacedForm(GEMM, H200))
     seconds = shared_seconds(step)
-    rate = H200.shared.bandwidth_bytes_per_second / H200.unit_count / 128
+    rate = passes_per_second(H200)
     parts = step.fetches.values()
     copied = np.where(table.bulk, sum(part.bulk_passes for part in parts), sum(part.wavefronts for part in parts))
     passes = seconds * rate / step.occupancy.running - copied

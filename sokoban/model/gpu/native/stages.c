@@ -11,6 +11,25 @@
 
 typedef int64_t i64;
 
+/* Constants of the Python functions, by their names. */
+#define MERGED_BY_COMPILER 0.85
+#define LINE_WAVEFRONTS 0.5
+#define UNROLLED_LOADS 16.0
+#define ROLLED_LOADS 4.0
+#define GUARDED_UNROLLED_LOADS 2.5
+#define GUARDED_LOADS 1.0
+#define DIRECT_GUARD_INSTRUCTIONS 1.5
+#define STEP_LATENCY 2.0
+#define LOADED_LATENCY 1.28
+#define LOCAL_PASSES 20.0
+#define SPILL_PASSES 1.0
+#define UNHIDDEN 0.2
+#define UNHIDDEN_WAIT 0.75
+#define HOISTED_WORDS 5.0
+#define LIKELY_HOISTED_WORDS 8.0
+#define HOISTING_RISK 0.15
+#define HOISTING_ROOM 70.0
+
 enum { AXES = 24, LOADS = 16, DIMS = 12, TERMS = 12, LANES = 64, BANKS = 128 };
 
 typedef struct {
@@ -30,10 +49,11 @@ typedef struct {
   i64 reduces, contiguous, last_output, width, dimensions, output_bytes, output_stored;
   i64 lanes, banks, bank_bytes, group_size, unit_count, l2_transaction, reads_pages;
   i64 registers_per_unit, registers_per_thread, granularity, uncounted, threads_per_unit, shared_per_unit;
-  i64 shared_reserved, shared_per_block, threads_per_block, blocks_per_unit;
+  i64 shared_reserved, shared_per_block, threads_per_block, blocks_per_unit, request_cycles;
   i64 size[AXES];
   double value_instructions, final_instructions, per_instruction, boost_hz, passes_per_second, l2_seconds_rate;
   double output_elements, dram_bandwidth, other_bytes, latency, slower, limit, operations, block_launch, final_seconds;
+  double l2_share, l1_share; /* latencies by that of DRAM */
   Load load[LOADS];
 } Form;
 
@@ -83,10 +103,10 @@ static i64 gcd(i64 a, i64 b) {
 
 static void read_form(Form *form, const i64 *ints, const double *doubles) {
   i64 *head = &form->spatial;
-  for (int i = 0; i < 28; i++) head[i] = *ints++;
+  for (int i = 0; i < 29; i++) head[i] = *ints++;
   for (i64 a = 0; a < form->spatial + form->reduced; a++) form->size[a] = *ints++;
   double *rates = &form->value_instructions;
-  for (int i = 0; i < 15; i++) rates[i] = *doubles++;
+  for (int i = 0; i < 17; i++) rates[i] = *doubles++;
   for (i64 l = 0; l < form->loads; l++) {
     Load *load = &form->load[l];
     i64 *fields = &load->tensor;
@@ -158,7 +178,7 @@ static void lane_coordinates(const Form *form, Row *row) {
 }
 
 /* Lines of a table behind those of axes (table.py); none but `launched` of the last four is read here. */
-enum { STAGES = 2, LAUNCHED = 6, OTHERS = 4 };
+enum { STAGES = 2, LAUNCHED = 6, OTHERS = 4, SINGLE = 8 };
 
 static void read_row(const Form *form, Row *row, const i64 *columns, const i64 *padding, const i64 *raster, i64 count,
                      i64 index) {
@@ -267,16 +287,23 @@ static void sort(i64 *values, i64 count) {
   }
 }
 
-static i64 cache_lines(const Form *form, const Load *load, const Row *row, i64 line_bytes) {
-  i64 lines[LANES] = {0}, pitch = 1, different = 1;
+/* Elements of the whole tensor that the lanes of a warp read, but for a constant. */
+static void tensor_addresses(const Form *form, const Load *load, const Row *row, i64 *addresses) {
+  i64 pitch = 1;
+  memset(addresses, 0, sizeof(i64) * form->lanes);
   for (i64 d = load->dims - 1; d >= 0; d--) {
     const Dimension *dim = &load->dim[d];
     for (i64 t = 0; t < dim->term_count; t++) {
       i64 scale = dim->coefficient[t] * dim->stride * pitch;
-      for (i64 lane = 0; lane < form->lanes; lane++) lines[lane] += row->coordinate[dim->axis[t]][lane] * scale;
+      for (i64 lane = 0; lane < form->lanes; lane++) addresses[lane] += row->coordinate[dim->axis[t]][lane] * scale;
     }
     pitch *= dim->size;
   }
+}
+
+static i64 cache_lines(const Form *form, const Load *load, const Row *row, i64 line_bytes) {
+  i64 lines[LANES], different = 1;
+  tensor_addresses(form, load, row, lines);
   for (i64 lane = 0; lane < form->lanes; lane++) lines[lane] = quotient(lines[lane] * load->element_bytes, line_bytes);
   sort(lines, form->lanes);
   for (i64 lane = 1; lane < form->lanes; lane++) different += lines[lane] != lines[lane - 1];
@@ -302,15 +329,21 @@ static void lane_parts(const Form *form, const Load *load, const Row *row, const
   }
 }
 
-/* Different words in the bank that has most of them, where lanes read `size` adjacent words at once. */
-static i64 busiest_bank(const Form *form, const Load *load, const Parts *parts, i64 pitch, i64 size) {
-  i64 words[LANES], used[BANKS], latest[BANKS], before[LANES], busiest = 0, banks = form->banks / size;
-  memset(used, 0, sizeof(i64) * banks);
+/* Words of the staged tile that lanes read, with rows `pitch` elements apart. */
+static void tile_words(const Form *form, const Load *load, const Parts *parts, i64 pitch, i64 *words) {
   for (i64 lane = 0; lane < form->lanes; lane++) {
-    i64 word = parts->place[lane] + parts->row[lane] * pitch;
-    if (load->element_bytes != form->bank_bytes) word = quotient(word * load->element_bytes, form->bank_bytes);
-    if (size != 1) word = quotient(word, size);
-    words[lane] = word;
+    words[lane] = parts->place[lane] + parts->row[lane] * pitch;
+    if (load->element_bytes != form->bank_bytes)
+      words[lane] = quotient(words[lane] * load->element_bytes, form->bank_bytes);
+  }
+}
+
+/* Different words in the bank that has most of them. */
+static i64 busiest_bank(const i64 *words, i64 lanes, i64 banks) {
+  i64 used[BANKS], latest[BANKS], before[LANES], busiest = 0;
+  memset(used, 0, sizeof(i64) * banks);
+  for (i64 lane = 0; lane < lanes; lane++) {
+    i64 word = words[lane];
     if (lane && word == words[lane - 1]) continue;
     /* The words of a bank so far: `latest` leads to the lane that came last, `before` from a lane to the one before. */
     i64 bank = word - quotient(word, banks) * banks, known = latest[bank], left = used[bank];
@@ -321,6 +354,22 @@ static i64 busiest_bank(const Form *form, const Load *load, const Parts *parts, 
     busiest = most(busiest, ++used[bank]);
   }
   return busiest;
+}
+
+/* Passes of a read of `size` adjacent words by every lane (banks.py). */
+static i64 read_passes(const Form *form, const i64 *words, i64 size, i64 merges) {
+  if (size == 1) return most(busiest_bank(words, form->lanes, form->banks), form->request_cycles);
+  i64 pieces[LANES], passes = 0, next = 1, second = 1;
+  for (i64 lane = 0; lane < form->lanes; lane++) pieces[lane] = quotient(words[lane], size);
+  for (i64 lane = 0; lane < form->lanes && form->lanes >= 2 * size; lane++) {
+    next = next && pieces[lane] == pieces[lane ^ 1];
+    second = second && pieces[lane] == pieces[lane ^ 2];
+  }
+  i64 parts = merges && (next || second) ? size / 2 : size;
+  if (form->lanes < 2 * size) parts = 1;
+  i64 lanes = form->lanes / parts;
+  for (i64 part = 0; part < parts; part++) passes += busiest_bank(pieces + part * lanes, lanes, form->banks / size);
+  return most(passes, form->request_cycles);
 }
 
 /* ---- the fetch */
@@ -364,7 +413,7 @@ static double turned_store_passes(const Form *form, const Load *load, const Row 
 
 static double loads_in_flight(const Row *row, double loads, i64 guarded) {
   i64 unrolled = loads <= (double)most(row->unroll, 1);
-  return fleast(loads, guarded ? (unrolled ? 2.5 : 1.0) : (unrolled ? 16.0 : 4.0));
+  return fleast(loads, guarded ? (unrolled ? GUARDED_UNROLLED_LOADS : GUARDED_LOADS) : (unrolled ? UNROLLED_LOADS : ROLLED_LOADS));
 }
 
 static double tags_per_request(const Form *form, const Load *load, i64 run, i64 vector, i64 vectorised) {
@@ -417,7 +466,9 @@ static Fetch fetch(const Form *form, const Load *load, const Row *row, const i64
       .elements = elements,
       .loads = loads,
       .instructions = instructions,
-      .wavefronts = requests * (tags_per_request(form, load, run, vector, vectorised) * 0.3 + stores),
+      .wavefronts = requests * (fmost(tags_per_request(form, load, run, vector, vectorised) * LINE_WAVEFRONTS,
+                                      (double)form->request_cycles) +
+                                fmost(stores, (double)form->request_cycles)),
       .elements_per_thread = loads * (double)width,
       .batches = fmost(1.0, waits / loads_in_flight(row, loads, guarded)),
       .bytes = tile_transaction_bytes(form, load, row, extents, form->l2_transaction, 0),
@@ -439,7 +490,7 @@ static Instructions read_instructions(const Form *form, const Load *load, const 
   storage_order(load, row, order);
   for (i64 i = 0; i < load->dims; i++) {
     const Dimension *dim = &load->dim[order[i]];
-    i64 span = 1, counted = 1, pieces = 1;
+    i64 span = 1, counted = 1, pieces = 1, copies = 0, number[TERMS], apart[TERMS];
     for (i64 t = 0; t < dim->term_count; t++) {
       i64 axis = dim->axis[t], c = dim->coefficient[t] < 0 ? -dim->coefficient[t] : dim->coefficient[t];
       i64 is_spatial = axis < form->spatial, stride = c * pitch;
@@ -448,16 +499,27 @@ static Instructions read_instructions(const Form *form, const Load *load, const 
       alignment = gcd(alignment, others ? elements * stride : 0);
       if (i) runs_alignment = gcd(runs_alignment, elements > 1 && !contiguous ? stride : 0);
       i64 reach = elements;
-      if (is_spatial && row->threads[axis] == 1)
-        reach = row->register_tile[axis];
-      else if (is_spatial)
-        pieces *= row->vthreads[axis];
+      if (is_spatial) {
+        i64 alone = row->threads[axis] == 1;
+        if (alone) reach = row->register_tile[axis];
+        number[copies] = alone ? 1 : row->vthreads[axis];
+        apart[copies++] = c * row->threads[axis] * reach;
+      }
       if (dim->term_count == 1)
         span = counted = reach;
       else
         span += c * (reach - 1), counted *= reach;
     }
     i64 different = least(span, counted), stored = extents[order[i]];
+    for (i64 j = 0; j < copies; j++) {
+      if (dim->term_count == 1 || number[j] <= 1 || apart[j] >= span) {
+        pieces *= number[j];
+        continue;
+      }
+      i64 joined = span + apart[j] * (number[j] - 1);
+      different = least(joined, different * number[j]);
+      span = joined;
+    }
     if (contiguous && different == span) run *= different;
     words = words * (double)(different * pieces);
     if (!i) stored += row->padding[load->tensor];
@@ -480,33 +542,31 @@ static Instructions read_instructions(const Form *form, const Load *load, const 
 
 static Reads operand_reads(const Form *form, const Load *load, const Row *row, const i64 *extents) {
   static const i64 ones[AXES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  Parts parts;
-  i64 staged = row->cached[load->tensor], pitch = 0;
-  double lines = 0.0, conflicts[2];
+  i64 staged = row->cached[load->tensor], words[LANES], known = 0, ways = 1 + row->is_left;
+  double conflicts[2];
   Instructions both[2];
   if (staged) {
+    Parts parts;
     lane_parts(form, load, row, extents, &parts);
-    pitch = stored_row(load, row, extents) + row->padding[load->tensor];
+    tile_words(form, load, &parts, stored_row(load, row, extents) + row->padding[load->tensor], words);
   } else {
-    lines = fmost(1.0, 0.3 * (double)cache_lines(form, load, row, 128));
+    tensor_addresses(form, load, row, words);
+    for (i64 lane = form->lanes - 1; lane >= 0; lane--)
+      words[lane] = quotient((words[lane] - words[0]) * load->element_bytes, form->bank_bytes);
   }
-  i64 known = 0;
-  for (i64 way = 0; way < 1 + row->is_left; way++) {
+  for (i64 way = 0; way < ways; way++) {
     both[way] = read_instructions(form, load, row, extents, way ? ones : row->unrolled, way ? 1 : row->unrolled_points);
     i64 size = least(most(both[way].width * load->element_bytes / form->bank_bytes, 1), form->banks);
-    if (way && size == known)
-      conflicts[1] = conflicts[0];
-    else
-      conflicts[way] = staged ? (double)busiest_bank(form, load, &parts, pitch, size) : lines;
+    conflicts[way] = way && size == known ? conflicts[0] : (double)read_passes(form, words, size, staged);
     known = size;
   }
-  if (!row->is_left) {
+  if (ways == 1) {
     Reads reads = {both[0].words, both[0].instructions, both[0].instructions * conflicts[0]};
     return reads;
   }
-  double unmerged = 0.5 * both[1].instructions;
-  Reads reads = {both[0].words, 0.5 * both[0].instructions + unmerged,
-                 0.5 * (both[0].instructions * conflicts[0]) + unmerged * conflicts[1]};
+  double unmerged = (1.0 - MERGED_BY_COMPILER) * both[1].instructions;
+  Reads reads = {both[0].words, MERGED_BY_COMPILER * both[0].instructions + unmerged,
+                 MERGED_BY_COMPILER * (both[0].instructions * conflicts[0]) + unmerged * conflicts[1]};
   return reads;
 }
 
@@ -591,6 +651,21 @@ enum {
 enum { REGISTERS, SPILLED, SHARED_BYTES, RESIDENT, RUNNING, WARPS, WAVES, BLOCKS, STEPS };
 enum { ROW_ARITHMETIC, ROW_INSTRUCTIONS, ROW_KEPT, ROW_BATCHES, ROW_LOADS };
 
+/* Cache lines in which a thread finds what one of its outputs needs of a load in a step. */
+static double lines_along_step(const Form *form, const Load *load, const Row *row) {
+  double lines = 1.0;
+  for (i64 d = 0; d < load->dims; d++) {
+    const Dimension *dim = &load->dim[d];
+    i64 total = 1;
+    for (i64 t = 0; t < dim->term_count; t++) {
+      i64 c = dim->coefficient[t] < 0 ? -dim->coefficient[t] : dim->coefficient[t];
+      if (dim->axis[t] >= form->spatial) total += c * (row->tile[dim->axis[t]] - 1);
+    }
+    lines = lines * (d == load->dims - 1 ? ceil((double)(total * load->element_bytes) / 128.0) : (double)total);
+  }
+  return lines;
+}
+
 static void price_row(const Form *form, const Row *row, const double *sharing, i64 count, i64 index, double *seconds,
                       i64 *counts) {
   i64 extents[LOADS][DIMS], operand_registers = 0, held_elements = row->local ? 0 : row->accumulators, any_cached = 0;
@@ -669,11 +744,12 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
   if (row->asynchronous) loops = loops + 10.0;
   loops = loops + 3.0 * row->thread_points / (double)row->unrolled_points;
   double passes = 0.0, warps = (double)row->warps, block_bytes = 0.0, first = 0.0, more = 0.0;
+  double direct_loads = 0.0, direct_lines = 0.0;
   for (i64 l = 0; l < form->loads; l++) {
     const Load *load = &form->load[l];
     i64 staged = row->cached[load->tensor];
     double read = form->reduces ? reads[l].instructions : parts[l].loads;
-    if (load->guarded && !staged) read = read * 2.5;
+    if (load->guarded && !staged) read = read * (1.0 + DIRECT_GUARD_INSTRUCTIONS);
     operands = operands + read;
     copies = copies + (staged ? parts[l].instructions : 0.0);
     passes = passes + warps * (form->reduces ? reads[l].passes : parts[l].loads);
@@ -683,15 +759,19 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     if (!staged && !walks)
       moved = fmost(moved, tile_transaction_bytes(form, load, row, extents[l], form->l2_transaction, 1) / 4.0);
     block_bytes = block_bytes + moved;
-    first = fmost(first, staged ? 2.35 : 1.28);
-    double batches = staged ? parts[l].batches : fmost(1.0, direct[l] / loads_in_flight(row, direct[l], 0));
-    more = more + batches - 1.0;
+    first = fmost(first, staged ? STEP_LATENCY : LOADED_LATENCY);
+    if (staged) {
+      more = more + (parts[l].batches - 1.0);
+    } else {
+      direct_loads = direct_loads + direct[l];
+      direct_lines = direct_lines + lines_along_step(form, load, row);
+    }
     if (shares) {
       double accesses = SHARING(ROW_LOADS + 2 * l), width = SHARING(ROW_LOADS + 2 * l + 1);
       along = along + accesses;
       double lines = width > 1.0 ? lanes_of_warp * width * (double)load->element_bytes / 128.0
                                  : (double)cache_lines(form, load, row, 128);
-      row_passes = row_passes + accumulators * accesses * fmost(1.0, 0.3 * lines);
+      row_passes = row_passes + accumulators * accesses * fmost(1.0, LINE_WAVEFRONTS * lines);
     }
   }
   if (shares) {
@@ -701,10 +781,11 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     loops = accumulators * others + 8.0;
     copies = 0.0;
     passes = warps * row_passes;
-    first = 1.28;
+    first = LOADED_LATENCY;
     more = accumulators * SHARING(ROW_BATCHES) - 1.0;
   }
-  double homeless = row->local ? 20.0 * accumulators : 2.0 * (double)spilled;
+  double homeless = row->local ? LOCAL_PASSES * accumulators : SPILL_PASSES * (double)spilled;
+  block_bytes = block_bytes + (double)spilled * row->thread_points * (4.0 * (double)row->threads_per_block);
   passes = passes + warps * row->thread_points * homeless;
   /* the whole kernel */
   double rounds = super_tile(form, row, most(1, most(1, resident) * form->unit_count), together);
@@ -718,11 +799,19 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     moved = moved + fleast(dram_bytes(load, together, rounds), fetched) * factor;
   }
   moved = moved + form->other_bytes;
+  if (direct_loads > 0.0 && !shares) {
+    double bodies = fmost(1.0, row->thread_points / (double)row->unrolled_points);
+    double waits = bodies * fmost(1.0, direct_loads / bodies / (row->is_left ? ROLLED_LOADS : UNROLLED_LOADS));
+    double new_lines = fleast(waits, direct_lines);
+    double from_dram = fleast(1.0, moved / (block_bytes * (double)row->step_count * (double)row->block_count));
+    double far = form->l2_share + (1.0 - form->l2_share) * from_dram;
+    more = more + (fmost(0.0, new_lines - 1.0) * far + (waits - new_lines) * form->l1_share);
+  }
   double hoisting = 1.0;
   if (form->reduces && form->loads && spilled == 0) {
-    double room = fmost(100.0, (double)(granted_registers(form, row, 1 << 16) - row->accumulators - operand_registers));
-    double risk = (words / room - 4.0) / 3.0;
-    hoisting = 1.0 + 0.25 * (risk < 0.0 ? 0.0 : risk > 3.0 ? 3.0 : risk);
+    double room = fmost(HOISTING_ROOM, (double)(granted_registers(form, row, 1 << 16) - row->accumulators - operand_registers));
+    double risk = (words / room - HOISTED_WORDS) / (LIKELY_HOISTED_WORDS - HOISTED_WORDS);
+    hoisting = 1.0 + HOISTING_RISK * (risk < 0.0 ? 0.0 : risk > 3.0 ? 3.0 : risk);
   }
 #define SECONDS(field) seconds[(field) * count + index]
 #define COUNT(field) counts[(field) * count + index]
@@ -733,7 +822,7 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
   SECONDS(STORED) = form->output_elements / (double)row->block_count * stored_transactions(form, row) *
                     (double)form->l2_transaction / form->l2_seconds_rate;
   SECONDS(FINAL) = flat || row->reduce_threads > 1 ? 0.0 : (double)row->block_points * form->final_seconds;
-  SECONDS(WAITING) = form->latency * (first + 1.28 * more);
+  SECONDS(WAITING) = form->latency * (first + LOADED_LATENCY * more);
   SECONDS(DRAM) = moved / form->dram_bandwidth;
   SECONDS(POWER) = form->limit == 0.0
                        ? 0.0
@@ -771,23 +860,29 @@ void finish(const i64 *ints, const double *doubles, const i64 *columns, i64 coun
   read_form(&form, ints, doubles);
   const i64 *single = columns + (3 * form.spatial + form.reduced) * count;
   const i64 *stages = single + STAGES * count, *launched = single + LAUNCHED * count;
+  const i64 *cached = single + SINGLE * count;
   for (i64 index = 0; index < count; index++) {
     double compute = SECONDS(COMPUTE), issue = SECONDS(ISSUE), shared = SECONDS(SHARED), l2 = SECONDS(L2);
     double running = (double)COUNT(RUNNING), rounds = SECONDS(ROUNDS), steps = (double)COUNT(STEPS);
     double slowest = fmost(fmost(fmost(compute, issue), shared), l2);
     double others = compute + shared + l2 - fmost(fmost(compute, shared), l2);
     double stores = running * SECONDS(STORED);
-    double together = slowest + 0.25 * fmost(others, 0.0) / hiding[index];
-    double work = together / running, waiting = SECONDS(WAITING), filling = 0.0;
+    double together = slowest + UNHIDDEN * fmost(others, 0.0) / hiding[index];
+    /* Warps of a block that stages nothing wait apart from each other. */
+    i64 meets = single[index] > 1;
+    for (i64 t = 0; t < form.tensors; t++) meets = meets || cached[t * count + index];
+    double by_itself = running;
+    if (!meets) by_itself = running * fmost(1.0, (double)COUNT(WARPS) / (double)form.group_size);
+    double work = together / by_itself, waiting = SECONDS(WAITING), filling = 0.0;
     i64 is_pipeline = stages[index] > 1;
     if (is_pipeline) {
       double ahead = (double)most(1, stages[index] - 1);
-      double late = fmost(0.0, (1.28 * form.latency + l2 / running) / ahead - work) + 40.0 / form.boost_hz;
+      double late = fmost(0.0, (LOADED_LATENCY * form.latency + l2 / running) / ahead - work) + 40.0 / form.boost_hz;
       waiting = fleast(late, waiting);
-      filling = 1.28 * form.latency / running;
+      filling = LOADED_LATENCY * form.latency / running;
       if (launched[index] > 0) filling = filling / fmost(1.0, rounds);
     }
-    double alone = waiting + work, unfilled = is_pipeline ? 0.0 : fleast(waiting, work) / running;
+    double alone = waiting + work, unfilled = is_pipeline ? 0.0 : UNHIDDEN_WAIT * fleast(waiting, work) / by_itself;
     SECONDS(TOGETHER) = together;
     SECONDS(ALONE) = alone;
     SECONDS(UNFILLED) = unfilled;
@@ -826,12 +921,13 @@ void pad(const i64 *ints, const double *doubles, const i64 *columns, const i64 *
       for (i64 a = 0; a < form.spatial; a++) point[a] = row.register_tile[a];
       for (i64 a = form.spatial; a < form.spatial + form.reduced; a++) point[a] = 1;
       i64 length = stored_row(load, &row, extents), pads[3] = {0, most(1, 16 / bytes), 1 - length % 2};
-      i64 chosen = 0, fewest = 0;
+      i64 chosen = 0, fewest = 0, words[LANES];
       Parts parts;
       lane_parts(&form, load, &row, extents, &parts);
       /* A turned tile is read as vectors, which an odd row would push out of line. */
       for (i64 i = 0; i < (turned ? 2 : 3); i++) {
-        i64 passes = busiest_bank(&form, load, &parts, length + pads[i], 1);
+        tile_words(&form, load, &parts, length + pads[i], words);
+        i64 passes = busiest_bank(words, form.lanes, form.banks);
         if (turned) passes = passes * 64 + (i64)turned_store_passes(&form, load, &row, extents, pads[i]);
         if (i == 0 || passes < fewest) fewest = passes, chosen = pads[i];
         if (fewest == 1) break;
@@ -840,7 +936,8 @@ void pad(const i64 *ints, const double *doubles, const i64 *columns, const i64 *
         i64 width = most(1, form.bank_bytes / bytes), all = form.banks * width;
         i64 read = extent(&load->dim[load->dims - 1], point);
         i64 formula = (all - length % all + width * ceiling(read, width)) % all;
-        if (busiest_bank(&form, load, &parts, length + formula, 1) < fewest) chosen = formula;
+        tile_words(&form, load, &parts, length + formula, words);
+        if (busiest_bank(words, form.lanes, form.banks) < fewest) chosen = formula;
       }
       padding[load->tensor * count + index] = chosen;
     }

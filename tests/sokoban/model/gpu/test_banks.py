@@ -14,7 +14,7 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.regions import data_dimension
 from sokoban.language.expression import Load
-from sokoban.model.gpu.banks import wavefronts
+from sokoban.model.gpu.banks import busiest_bank, lane_words, read_parts, read_passes
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from tests.sokoban.schedules import form_of, matmul_schedule, schedules
@@ -55,7 +55,7 @@ def simulated(form: KernelForm, schedule: TileSchedule, load: Load, device: Devi
 def scalar_passes(form: KernelForm, rows: list[TileSchedule], tensor: str, device: DeviceSpec = V100) -> list[float]:
     load = next(load for load in form.body_loads if load.tensor == tensor)
     table = ScheduleTable.of(form, rows)
-    return [float(p) for p in wavefronts(table, load, device, np.ones(len(rows), dtype=np.int64))]
+    return [float(p) for p in busiest_bank(lane_words(table, load, device), device.shared.bank_count or 32)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -70,12 +70,13 @@ def test_scalar_reads_take_as_many_passes_as_a_simulated_warp(data: st.DataObjec
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(FORMS), st.sampled_from([2, 4]))
 def test_vector_reads_move_all_their_words(data: st.DataObject, form: KernelForm, width: int) -> None:
-    """Never fewer passes than the words of a warp fill banks, never more than one per lane and word."""
+    """Never fewer passes than a read has parts, never more than one per lane."""
     schedule = data.draw(schedules(form))
     table = ScheduleTable.of(form, [schedule])
     for load in form.body_loads:
-        passes = float(wavefronts(table, load, V100, np.array([width]))[0])
-        assert 1 <= passes <= 32 * width
+        lanes = lane_words(table, load, V100)
+        (passes,), (parts,) = read_passes(lanes, width, 32), read_parts(lanes, width)
+        assert width // 2 <= parts <= passes <= 32
 
 
 def test_lanes_that_read_one_word_are_served_together() -> None:
@@ -116,13 +117,20 @@ def test_figure_6_5_b() -> None:
     assert scalar_passes(form, [schedule, schedule.with_(padding=(("A", 1),))], "A", device) == [3, 1]
 
 
-@pytest.mark.parametrize("lanes_along_n, passes", [(8, 1), (16, 2), (32, 4)])
-def test_contiguous_vectors_are_limited_by_bytes(lanes_along_n: int, passes: int) -> None:
-    # Lanes read four adjacent words each: 8 lanes x 4 words fill 32 banks once.
+@pytest.mark.parametrize("lanes_along_n, passes", [(1, 2), (4, 4), (8, 4), (32, 4)])
+def test_vectors_return_a_register_per_lane_and_pass(lanes_along_n: int, passes: int) -> None:
+    # Lanes read four adjacent words each: quarters of a warp one after the other, however many lanes read the same,
+    # unless all of them are pairs of neighbours.
     schedule = matmul_schedule((32 // lanes_along_n, 4 * lanes_along_n), (1, 4), 8)
     load = next(load for load in FORMS[0].body_loads if load.tensor == "B")
-    table = ScheduleTable.of(FORMS[0], [schedule])
-    assert wavefronts(table, load, V100, np.array([4])).tolist() == [passes]
+    lanes = lane_words(ScheduleTable.of(FORMS[0], [schedule]), load, V100)
+    assert read_passes(lanes, 4, 32).tolist() == [passes]
+    assert read_passes(lanes, 4, 32, merges=False).tolist() == [4]
+
+
+def test_quarters_that_meet_in_banks_wait_for_each_other() -> None:
+    # Lanes 16 words apart: of the eight lanes of a quarter four meet in the same four banks.
+    assert read_passes(np.arange(0, 512, 16)[None, :], 4, 32).tolist() == [4 * 4]
 
 
 def _with_banks(device: DeviceSpec, banks: int) -> DeviceSpec:

@@ -12,7 +12,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.model.gpu.issue import issue_seconds
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
-from sokoban.model.gpu.stages import shared_seconds
+from sokoban.model.gpu.stages import passes_per_second, shared_seconds
 from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
@@ -68,7 +68,7 @@ def test_fragments_leave_shared_memory_at_full_width() -> None:
     table = table_of(mma())
     step = BlockStep(table, PlacedForm(GEMM, A100))
     seconds = shared_seconds(step)
-    passes = seconds * A100.shared.bandwidth_bytes_per_second / A100.unit_count / 128
+    passes = seconds * passes_per_second(A100)
     copied = sum(part.wavefronts for part in step.fetches.values())
     # Eight warps, four depths, eight fragments of 512 bytes.
     assert passes == pytest.approx(8 * 4 * 8 * 4 + copied)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from hal.catalog import load_device
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import FUNCTION_INSTRUCTIONS, NEAR_INSTRUCTIONS, Instruction, value_instructions
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Call, Constant
 from sokoban.model.gpu import step as step_module
 from sokoban.model.gpu.breakdown import breakdown
-from sokoban.model.gpu.stages import final_seconds_per_block
+from sokoban.model.gpu.stages import final_seconds_per_block, local_bytes, waiting_seconds
 from sokoban.model.gpu.step import BlockStep
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -99,3 +100,26 @@ def test_point_wise_operators_have_no_operands_to_read() -> None:
     table = ScheduleTable.of(form, [TileSchedule(block=((axis, 256),), thread=((axis, 4),))])
     step = BlockStep(table, PlacedForm(form, V100))
     assert step.reads == {} and step.rows is None
+
+
+def test_what_spills_goes_through_to_l2() -> None:
+    """A store of a spilled value takes its bytes to L2 at every point of the reduction."""
+    form = form_of(op="matmul", m=4096, n=4096, k=4096)
+    schedule = matmul_schedule((128, 128), (16, 16), 32, unroll=1024)
+    step = BlockStep(ScheduleTable.of(form, [schedule]), PlacedForm(form, load_device("rtx-3090")))
+    (spilled,) = step.occupancy.spilled.tolist()
+    assert spilled > 0
+    assert local_bytes(step).tolist() == [spilled * 32 * 4 * 64]
+
+
+def test_operands_in_place_wait_for_new_lines_only() -> None:
+    """Along rows of a tensor 32 points find what they need in one line, down its columns in as many."""
+    form = form_of(expr="Y[m] = sum([k], X[m,k])", sizes={"m": 4096, "k": 4096})
+    turned = form_of(expr="Y[m] = sum([k], X[k,m])", sizes={"m": 4096, "k": 4096})
+    schedule = TileSchedule(block=(("m", 128),), thread=(("m", 1),), step=(("k", 64),), unroll=0)
+
+    def waiting(operator: KernelForm) -> float:
+        step = BlockStep(ScheduleTable.of(operator, [schedule]), PlacedForm(operator, load_device("v100")))
+        return float(waiting_seconds(step)[0])
+
+    assert waiting(form) < waiting(turned)
