@@ -89,6 +89,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     from daydream.capture.assumptions import assumption_texts, parse_assumptions, values_assumed
     from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
+    from daydream.capture.narrow import with_precision
     from daydream.capture.pytorch.adapters import apply_adapters, parse_adapters
     from daydream.capture.pytorch.checkpoints import apply_checkpoints, attention_recomputed
     from daydream.capture.pytorch.meta_kernels import board_kernels
@@ -119,11 +120,6 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
-    if options.precision not in ("", "16-bit"):
-        assumed.append(
-            f"linear layers of the repeated blocks run in {options.precision}; embedding, head, attention and norms "
-            "stay in 16 bits, and memory is counted as if all did"
-        )
     if training and options.checkpoint == "attention":
         assumed.append("attention is computed again in the backward pass")
     values = parse_assumptions(options.assume)
@@ -137,9 +133,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
-    step = replace(
-        step, attention=options.attention, precision=options.precision, expert_kernels=options.expert_kernels
-    )
+    step = replace(step, attention=options.attention, expert_kernels=options.expert_kernels)
+    step = with_precision(step, options.precision)
     return _rounded(step) if options.tf32 else replace(step, tf32=False)
 
 

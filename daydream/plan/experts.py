@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,6 +39,13 @@ _SHARED = "shared_expert"
 DEEPEP_LINK_SHARE = 0.77
 
 
+def expert_counts(capture: Capture) -> frozenset[int]:
+    """Numbers of experts of a model's layers; none where it has no grouped ones."""
+    storages = _expert_storages(capture)
+    return frozenset(each.tensor.dims[0] for each in capture.parameters if each.storage in storages)
+
+
+@lru_cache(maxsize=32)
 def divided(units: Units, ranks: int) -> Units:
     """The units of a rank that holds an equal part of every layer's experts.
 

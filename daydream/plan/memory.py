@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
 #: Bytes of what optimizers compute in, and of copies of parameters that they keep.
-_FULL = 4
+FULL_BYTES = 4
 
 #: Bytes of a step counter at most.
 _COUNTER = 8
@@ -105,7 +105,7 @@ class RankMemory:
 
 def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) -> RankMemory:
     """The memory of a rank of one stage."""
-    units = _narrow(units)
+    units = narrow_units(units)
     holding = _Holding(units, layout, Moments.of(units, _shortened(layout), stage))
     return RankMemory(
         count=max(holding.moments.count, 1),
@@ -116,8 +116,8 @@ def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) ->
     )
 
 
-@lru_cache(maxsize=8)
-def _narrow(units: Units) -> Units:
+@lru_cache(maxsize=32)
+def narrow_units(units: Units) -> Units:
     """The units whose storages have the bytes that they keep under ``--precision``."""
     kept = kept_bytes(units.capture)
     if not kept:
@@ -171,7 +171,7 @@ class _Holding:
         narrow = weight_copies(capture)
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
-            full = max(_FULL, size) if layout.master and each.trained else size
+            full = max(FULL_BYTES, size) if layout.master and each.trained else size
             if each.storage in narrow and layout.shard != "fsdp":
                 yield Allocation(int(each.tensor.elements * narrow[each.storage]), NONE, end, MemoryKind.WEIGHTS)
             elements, part = self._part(each), self._part(each, states=True)
@@ -210,7 +210,7 @@ class _Holding:
             return
         rank_elements = sum(self._shared(unit, 1.0) for unit in self._members)
         sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
-        wider = max(_FULL / min(sizes), 1.0) if layout.master else 1.0
+        wider = max(FULL_BYTES / min(sizes), 1.0) if layout.master else 1.0
         share = rank_elements / captured * wider
         for each in allocations(units.capture):
             if each.born != NONE and each.bytes and units.phase[each.born] == Phase.UPDATE:
