@@ -120,6 +120,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
+    if options.packed:
+        assumed.append(f"samples are packed of documents of {options.packed} tokens, which do not see each other")
     if training and options.checkpoint == "attention":
         assumed.append("attention is computed again in the backward pass")
     values = parse_assumptions(options.assume)
@@ -133,7 +135,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
-    step = replace(step, attention=options.attention, expert_kernels=options.expert_kernels)
+    step = replace(step, attention=options.attention, expert_kernels=options.expert_kernels, packed=options.packed or 0)
     step = with_precision(step, options.precision)
     return _rounded(step) if options.tf32 else replace(step, tf32=False)
 

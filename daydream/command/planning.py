@@ -71,7 +71,7 @@ def units_for(model: str, board: DeviceSpec, layout: Layout, options: dict[str, 
 
     names = (
         "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
-        "assume", "precision", "lora", "expert_kernels",
+        "assume", "precision", "lora", "expert_kernels", "packed",
     )  # fmt: skip
     capture = CaptureOptions(
         **({name: options[name] for name in names} | {"sequence": tokens_of(options)} | changed),
@@ -89,6 +89,8 @@ def tokens_of(options: dict[str, Any]) -> int | None:
     sequence, ranks = options["sequence"], options["context"]
     if ranks == 1:
         return sequence
+    if options["packed"]:
+        raise InputError("--packed", "is of samples that no ranks share", "leave --context out")
     if sequence is None:
         raise InputError("--context", "needs the tokens of a sample", "add --sequence")
     if sequence % (2 * ranks):
