@@ -55,6 +55,11 @@ _COUNT = click.IntRange(1, MOST_RANKS)
         "--overlap-experts/--no-overlap-experts", default=False, help="Carry tokens beside shared experts' products."
     ),
     click.option(
+        "--overlap-batches/--no-overlap-batches",
+        default=False,
+        help="Carry tokens beside another micro-batch's kernels.",
+    ),
+    click.option(
         "--offload",
         type=click.Choice(["none", "optimizer", "parameters"]),
         default="none",

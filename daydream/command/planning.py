@@ -55,8 +55,8 @@ def node_of(board: DeviceSpec, name: str | None, boards: int | None) -> NodeSpec
 def exchange_of(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
     names = (
-        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts", "offload",
-        "overlap_tensor", "waits", "blocking",
+        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts",
+        "overlap_batches", "offload", "overlap_tensor", "waits", "blocking",
     )  # fmt: skip
     exchange = {name: options[name] for name in names} | {"exchange_context": options["context_exchange"]}
     if options["bucket_mb"] is not None:

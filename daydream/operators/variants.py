@@ -134,6 +134,9 @@ def _narrow_groups(part: WorkPart, precision: str) -> WorkPart:
     numbers = _GROUPED.get(precision)
     if numbers is None or data.get("dtype") not in _WIDE or any(data[name] % _SIDE for name in ("n", "k")):
         return part
+    if not part.variant and not data["m"] % _SIDE:
+        # Products of cuBLAS on several streams fill the board as one of all rows does.
+        return _narrowed(replace(part, data=data | {"op": "matmul", "m": data["m"] * data["b"]}), precision)
     rows, groups = data["m"] * data["b"], data["b"]
     sizes = {"m": rows, "groups": groups, "n": data["n"], "k": data["k"], "precision": numbers}
     return replace(part, data={"op": "grouped_matmul", **sizes}, variant="")

@@ -263,7 +263,7 @@ def costs_of(
             prices[row] = OperatorPrice(kernels=(kernel,))
     if node is not None:
         _share_context(prices, capture, layout, device, node)
-    add_exchange(prices, units, layout, node)
+    add_exchange(prices, units, layout, node, device)
     step = replace(step, prices=tuple(prices), host=step.host * host)
     return Costs(units=units, layout=layout, step=step, node=node)
 

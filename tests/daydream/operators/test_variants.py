@@ -89,3 +89,14 @@ def test_documents_of_a_sample_see_themselves_alone() -> None:
     assert packed.work.parts[0].data["b"] == 16 and packed.seconds < whole.seconds / 3
     (long,) = operator_prices([attention()], H100, packed=8192)
     assert long.seconds == whole.seconds
+
+
+def test_narrow_products_of_experts_by_cublas_are_scaled_products_of_all_rows() -> None:
+    sides = (tensor(4096, 1024), tensor(8, 1024, 2048), RecordedTensor((8,), "int"))
+    call = ("aten::_grouped_mm", Inputs(sides), (tensor(4096, 2048),))
+    (price,) = operator_prices([call], B200, precision="mxfp8", experts="cublas")
+    assert price.work is not None and price.work.parts[0].data == {
+        "op": "scaled_matmul", "m": 4096, "n": 2048, "k": 1024, "precision": "mxfp8", "kernels": "training",
+    }  # fmt: skip
+    (pytorch,) = operator_prices([call], B200, precision="mxfp8")
+    assert pytorch.work is not None and pytorch.work.parts[0].data["op"] == "grouped_matmul"
