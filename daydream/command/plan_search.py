@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from daydream.plan.search import Candidate, FittingPlan
     from daydream.plan.units import Units
 
+#: Prints what is going on.
+echo = partial(click.echo, err=True)
+
 #: Samples of the micro-batches that are captured where more than two sizes are tried: others lie on the line through
 #: them. (Of one sample PyTorch makes no copies that it makes of several.)
 _CAPTURED = (2, 3)
@@ -95,11 +98,11 @@ def searched(
     if not tried:
         problem = f"{options['global_batch']} samples cannot be shared by {ranks} boards"
         raise InputError("--global-batch", problem, "choose a multiple of the boards")
+    tried = _divisible(tried, captured)
     engine = {name: options.pop(name) for name in ("jobs", "resume")}
     groups = captures(tried)
     common = {"model": model, "device": where[0], "node": where[1], "boards": where[2], "options": options}
     parts = [common | {"candidates": [asdict(tried[each]) for each in places]} for places in groups.values()]
-    echo = partial(click.echo, err=True)
     done = answers(search_part, parts, progress=lambda words: echo(f"daydream: {words} kinds of ranks"), **engine)
     problems = [answer["problem"] for answer in done if "problem" in answer]
     for problem in dict.fromkeys(map(tuple, problems)):
@@ -114,6 +117,26 @@ def searched(
     some = [tried[each] for each in limits]
     plans = best(some, list(limits.values()), captured, board, place, *calls_of(options), count=rows)
     return plans, len(some)
+
+
+def _divisible(tried: list[Candidate], captured: Captures) -> list[Candidate]:
+    """The candidates without those of tensor ranks where two of them cannot divide the model already.
+
+    Raises:
+        InputError: none is left.
+    """
+    several = min((each for each in tried if each.layout.tensor > 1), key=lambda each: each.layout.tensor, default=None)
+    if several is None:
+        return tried
+    try:
+        captured(several)
+    except InputError as error:
+        alone = [each for each in tried if each.layout.tensor == 1]
+        if not alone:
+            raise
+        echo(f"daydream: left out: {error}")
+        return alone
+    return tried
 
 
 def search_part(part: Mapping[str, Any]) -> dict[str, Any]:
