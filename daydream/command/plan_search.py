@@ -62,7 +62,8 @@ class Captures:
         if key not in self._units:
             units = None
             if self._derives and batch not in _CAPTURED:
-                units = at_batch(*(self._at(candidate, each) for each in _CAPTURED), batch)
+                first, second = (self._at(candidate, each) for each in _CAPTURED)
+                units = at_batch(first, second, batch)
             self._units[key] = units or units_for(
                 self._model, self._device, candidate.layout, {**self._options, "context": candidate.layout.context},
                 batch=batch, checkpoint=candidate.checkpoint, precision="16-bit",
@@ -105,10 +106,10 @@ def searched(
     parts = [common | {"candidates": [asdict(tried[each]) for each in places]} for places in groups.values()]
     done = answers(search_part, parts, progress=lambda words: echo(f"daydream: {words} kinds of ranks"), **engine)
     problems = [answer["problem"] for answer in done if "problem" in answer]
-    for problem in dict.fromkeys(map(tuple, problems)):
+    for error in {str(each): each for each in (InputError(*problem) for problem in problems)}.values():
         if len(problems) == len(done):
-            raise InputError(*problem)
-        echo(f"daydream: left out: {InputError(*problem)}")
+            raise error
+        echo(f"daydream: left out: {error}")
     limits = {
         place: CandidateOutcome(*pair)
         for places, answer in zip(groups.values(), done, strict=True) if "problem" not in answer

@@ -121,7 +121,7 @@ class Bounds:
             narrow_units(self.costs.units), Layout(context=layout.context, exchange_context=layout.exchange_context)
         )
         kept = (made.is_forward == 1) & (made.dies_forward == 0) & (made.died != NONE) & (made.born == made.died)
-        return np.bincount(made.born[kept], made.bytes[kept], self.costs.units.count)
+        return np.asarray(np.bincount(made.born[kept], made.bytes[kept], self.costs.units.count), np.float64)
 
     @cached_property
     def _around(self) -> float:

@@ -168,7 +168,7 @@ class Made:
         """Bytes held in every of so many moments."""
         changes = np.bincount(self.born, self.bytes, count + 1)
         changes -= np.bincount(np.minimum(self.died + 1, count), self.bytes, count + 1)
-        return np.cumsum(changes)[:count]
+        return np.asarray(np.cumsum(changes)[:count], np.float64)
 
     def allocations(self) -> Iterator[Allocation]:
         """Each by itself."""

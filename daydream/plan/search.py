@@ -135,7 +135,7 @@ class SearchSpace:
                     if all(getattr(self.base, name) in (1, size) for name, size in sizes.items()):
                         yield from self._of_sizes(sizes)
 
-    def _of_sizes(self, sizes: Mapping[str, int]) -> Iterator[Candidate]:
+    def _of_sizes(self, sizes: Mapping[str, Any]) -> Iterator[Candidate]:
         data = self.ranks // prod(sizes.values())
         if self.global_batch % data:
             return

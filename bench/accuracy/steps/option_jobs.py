@@ -127,8 +127,8 @@ def nemo_rows(path: Path, folder: Path) -> Iterator[JobRow]:
             "chunks": _int(row["vp"]), "expert": _int(row["ep"]), "batch": _int(row["mbs"]), "sequence": sequence,
             "samples": round(samples), "fsdp": _int(row["fsdp"] or "0", 0),
         }  # fmt: skip
-        lora = LORA if row["task"] == "lora" else ()
-        lora += PACKED if row["source"] == "bridge" and row["task"] != "pretrain" else ()
+        tuned = row["source"] == "bridge" and row["task"] != "pretrain"
+        lora = (*(LORA if row["task"] == "lora" else ()), *(PACKED if tuned else ()))
         # Since 2025 tokens are carried by DeepEP's kernels where experts are shared.
         more = (*lora, "--dispatch", "deepep") if sizes["expert"] > 1 else lora
         kind_of_source = "automodel" if row["source"] == "automodel" else "megatron"
