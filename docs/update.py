@@ -321,6 +321,18 @@ _PLAN = (
     " --compile --device h100-sxm {}"
 )
 
+#: Jobs of models of experts.
+_EXPERTS = (
+    "daydream plan hf:examples/models/{}.json --sequence 4096 --optimizer adamw --optimizer-kernels fused --compile"
+    " --attention cudnn --expert-kernels cublas --dispatch deepep --device h100-sxm"
+)
+_QWEN = f"{_EXPERTS.format('qwen3-235b')} --nodes 32 --global-batch 2048 --checkpoint full"
+_DEEPSEEK = f"{_EXPERTS.format('deepseek-v3')} --nodes 128 --global-batch 8192"
+_THEIRS = (
+    f"{_DEEPSEEK} --pipeline 16 --expert 64 --shard zero1 --schedule interleaved --checkpoint selective"
+    " --precision fp8-block"
+)
+
 #: A training step of the example model, on these boards.
 _THREE = "a100-sxm-80gb,h100-sxm,b200"
 _PREDICTION = (
@@ -476,6 +488,12 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "daydream predict hf:examples/models/llama-1b.json --sequence 2048 --largest-batch --dtype bfloat16"
         " --device l40s,h100-sxm"
     ),
+    "tutorial-experts-plan": lambda: console(
+        f"{_QWEN} --tensor 4 --sequence-parallel --pipeline 8 --expert 8 --shard zero1"
+    ),
+    "tutorial-experts-search": lambda: console(f"{_QWEN} --search --try-precision fp8-tensorwise --rows 5"),
+    "tutorial-experts-deepseek": lambda: console(f"{_DEEPSEEK} --search --try-precision fp8-tensorwise --rows 5"),
+    "tutorial-experts-theirs": lambda: consoles(_THEIRS, f"{_THEIRS} --overlap-batches", lines=3),
     "example-compile": lambda: console("roller compile examples/launch/operator.json --device h100 --top-k 1"),
     "example-processor": lambda: consoles(
         f"roller compile examples/launch/operator.json --device ./{LAPTOP} --top-k 1 --out laptop",

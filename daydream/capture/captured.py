@@ -97,6 +97,7 @@ class Capture:
         blocks: paths of the equal modules that the model repeats the most of, in order.
         precision: of linear layers within the blocks (:data:`daydream.operators.variants.PRECISIONS`).
         expert_kernels: of grouped products (:data:`daydream.operators.variants.EXPERT_KERNELS`).
+        packed: tokens of the documents that a sample is packed of; 0 where it is one.
         tf32: whether convolutions of float32 may round their operands to TF32 (``torch.backends.cudnn.allow_tf32``).
     """
 
@@ -113,4 +114,5 @@ class Capture:
     blocks: tuple[str, ...] = ()
     precision: str = ""
     expert_kernels: str = "pytorch"
+    packed: int = 0
     tf32: bool = True

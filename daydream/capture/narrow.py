@@ -8,6 +8,7 @@ Learning"; Transformer Engine, torchao, Megatron).
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from daydream.capture.captured import Capture
 from daydream.operators.variants import PRECISIONS
@@ -23,3 +24,14 @@ def narrow_places(capture: Capture) -> Collection[int]:
         if any(module.path == block or module.path.startswith(f"{block}.") for block in capture.blocks)
     }
     return frozenset(row for row, operator in enumerate(capture.operators) if operator.module in inside)
+
+
+def with_precision(capture: Capture, precision: str) -> Capture:
+    """The step, whose blocks' linear layers run in a precision (:data:`daydream.operators.variants.PRECISIONS`)."""
+    if precision in ("", PRECISIONS[0]):
+        return replace(capture, precision=precision)
+    said = (
+        f"linear layers of the repeated blocks run in {precision}; embedding, head, attention and norms stay in 16 "
+        "bits, and memory is counted as if all did"
+    )
+    return replace(capture, precision=precision, assumed=(*capture.assumed, said))

@@ -37,6 +37,7 @@ class CaptureOptions:
         parameters: type that parameters have under autocast, ``bfloat16`` or ``float16`` as FSDP's mixed precision
             gathers them; empty for float32.
         precision: of linear layers within the repeated blocks, one of :data:`daydream.operators.variants.PRECISIONS`.
+        packed: tokens of the documents that a sample is packed of, which do not see each other; None for one document.
         expert_kernels: of grouped products, one of :data:`daydream.operators.variants.EXPERT_KERNELS`.
         lora: adapters that are trained in place of the model, ``rank=16,modules=q_proj,v_proj``; empty for none.
         cached: tokens of each sample whose keys and values are in a cache already, in inference.
@@ -60,6 +61,7 @@ class CaptureOptions:
     precision: str = ""
     lora: str = ""
     expert_kernels: str = "pytorch"
+    packed: int | None = None
     cached: int = 0
 
     @property

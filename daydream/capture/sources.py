@@ -91,6 +91,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     from daydream.capture.failures import failures_as_errors
     from daydream.capture.models.hugging_face import positions_without_data
     from daydream.capture.models.inputs import UNCACHED
+    from daydream.capture.narrow import with_precision
     from daydream.capture.pytorch.adapters import apply_adapters, parse_adapters
     from daydream.capture.pytorch.checkpoints import apply_checkpoints, attention_recomputed
     from daydream.capture.pytorch.meta_kernels import board_kernels
@@ -121,11 +122,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
-    if options.precision not in ("", "16-bit"):
-        assumed.append(
-            f"linear layers of the repeated blocks run in {options.precision}; embedding, head, attention and norms "
-            "stay in 16 bits, and memory is counted as if all did"
-        )
+    if options.packed:
+        assumed.append(f"samples are packed of documents of {options.packed} tokens, which do not see each other")
     if training and options.checkpoint == "attention":
         assumed.append("attention is computed again in the backward pass")
     if options.cached:
@@ -144,9 +142,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
-    step = replace(
-        step, attention=options.attention, precision=options.precision, expert_kernels=options.expert_kernels
-    )
+    step = replace(step, attention=options.attention, expert_kernels=options.expert_kernels, packed=options.packed or 0)
+    step = with_precision(step, options.precision)
     return _rounded(step) if options.tf32 else replace(step, tf32=False)
 
 

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec.structs import replace
 
 from daydream.capture.options import DTYPES
-from daydream.command.engines import ENGINE_OPTIONS, answers
+from daydream.command.engines import ENGINE_OPTIONS
 from daydream.command.outputs import print_json, with_options
-from daydream.command.predict import STEP_OPTIONS, chosen_devices, has_flash_attention
+from daydream.command.planning import board_of, calls_of, exchange_of, node_of, units_for
+from daydream.command.predict import STEP_OPTIONS
+from daydream.operators.variants import PRECISIONS
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.plan.layout import Layout
-    from daydream.plan.planned import PlannedStep
-    from daydream.plan.search import Candidate, FittingPlan
-    from daydream.plan.units import Units
-    from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec
 
 #: Boards of the largest job that is planned.
 MOST_RANKS = 1 << 20
-
-#: What parameters of 16 bits are exchanged in when FSDP's mixed precision is left as torchtitan has it.
-_REDUCE_BYTES = {"float32": 4, "gradient": 0}
-
 
 _COUNT = click.IntRange(1, MOST_RANKS)
 
@@ -63,6 +53,11 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     ),
     click.option(
         "--overlap-experts/--no-overlap-experts", default=False, help="Carry tokens beside shared experts' products."
+    ),
+    click.option(
+        "--overlap-batches/--no-overlap-batches",
+        default=False,
+        help="Carry tokens beside another micro-batch's kernels.",
     ),
     click.option(
         "--offload",
@@ -147,6 +142,9 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     *ENGINE_OPTIONS,
     click.option("--search", is_flag=True, help="Try every plan for these boards; what is said of ranks stays."),
     click.option(
+        "--try-precision", type=click.Choice(PRECISIONS), multiple=True, help="Of linear layers, searched as well."
+    ),
+    click.option(
         "--plot",
         type=click.Path(dir_okay=False, path_type=Path),
         default=None,
@@ -181,19 +179,23 @@ def plan_command(
         from roller.explain.picture import check_plot
 
         check_plot(plot)
-    board = _board(device)
-    place = _node(board, node, boards)
+    board = board_of(device)
+    place = node_of(board, node, boards)
+    if options["try_precision"] and not search:
+        raise InputError("--try-precision", "is of a search", "add --search, or write --precision")
     if search:
+        from daydream.command.plan_search import searched
+
         ranks = _ranks(place, nodes, options)
-        plans, tried = _searched(model, (device, node, boards), ranks, rows, options)
+        plans, tried = searched(model, (device, node, boards), ranks, rows, options)
         steps = [each.step for each in plans]
         if not as_json:
             print_plans(plans, tried)
     else:
         layout = _layout(place, nodes, options)
         layout.check(place)
-        units = _units(model, board, layout, options)
-        steps = [planned(units, layout, board, place, *_calls(options), balances=options["stages"] == "cost")]
+        units = units_for(model, board, layout, options)
+        steps = [planned(units, layout, board, place, *calls_of(options), balances=options["stages"] == "cost")]
         if not as_json:
             print_plan(steps[0], rows)
     for step in steps if as_json else ():
@@ -202,28 +204,6 @@ def plan_command(
         from daydream.plan.chart import write_chart
 
         write_chart(steps[0], plot)
-
-
-def _board(name: str) -> DeviceSpec:
-    devices = chosen_devices(name)
-    if len(devices) > 1:
-        raise InputError("--device", "several boards were named", "a plan is of one kind of board")
-    return devices[0]
-
-
-def _node(board: DeviceSpec, name: str | None, boards: int | None) -> NodeSpec | None:
-    from hal.node_catalog import usual_node
-    from roller.library.collectives import node_for
-
-    node = usual_node(board) if name is None else node_for(board, name)
-    if boards is None:
-        return node
-    if node is None or not 2 <= boards <= node.boards or node.link.topology != "switch":
-        where = "no node is known" if node is None else f"{node.name} has {node.boards}"
-        raise InputError(
-            "--boards", f"got {boards}, but {where}", "write 2 to all of a node whose boards share a switch"
-        )
-    return replace(node, boards=boards)
 
 
 def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> int:
@@ -263,40 +243,8 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
     return Layout(
         data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
         micro_batches=count, sequence=options["sequence_parallel"], blocks=_blocks(options["stages"]),
-        **_exchange(options),
+        **exchange_of(options),
     )  # fmt: skip
-
-
-def _exchange(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
-    names = (
-        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts", "offload",
-        "overlap_tensor", "waits", "blocking",
-    )  # fmt: skip
-    exchange = {name: options[name] for name in names} | {"exchange_context": options["context_exchange"]}
-    if options["bucket_mb"] is not None:
-        exchange["bucket_bytes"] = options["bucket_mb"] * 2**20
-    return exchange | {"reduce_bytes": _REDUCE_BYTES[options["reduce_dtype"]]}
-
-
-def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any], **changed: Any) -> Units:
-    """The step of a rank, captured."""
-    from daydream.capture.options import CaptureOptions
-    from daydream.plan.source import planned_units
-
-    names = (
-        "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
-        "assume", "precision", "lora", "expert_kernels", "cached",
-    )  # fmt: skip
-    capture = CaptureOptions(
-        **({name: options[name] for name in names} | {"sequence": _tokens(options)} | changed),
-        implementation=options["optimizer_kernels"],
-        flash=has_flash_attention(board),
-        parameters="" if options["param_dtype"] == "float32" else options["param_dtype"],
-    )
-    return planned_units(
-        model, capture, tensor=layout.tensor, sequence_parallel=layout.sequence, compiles=options["compiles"]
-    )
 
 
 def _blocks(text: str) -> tuple[int, ...]:
@@ -307,80 +255,3 @@ def _blocks(text: str) -> tuple[int, ...]:
     if not all(size.isdecimal() and 0 < int(size) < MOST_RANKS for size in sizes):
         raise InputError("--stages", f"got {text!r}", "write equal, cost, or blocks of every part: 11,10,10,9")
     return tuple(map(int, sizes))
-
-
-def _tokens(options: dict[str, Any]) -> int | None:
-    """Tokens of a sample that a rank works on."""
-    sequence, ranks = options["sequence"], options["context"]
-    if ranks == 1:
-        return sequence
-    if sequence is None:
-        raise InputError("--context", "needs the tokens of a sample", "add --sequence")
-    if sequence % (2 * ranks):
-        problem = f"{sequence} tokens have no {2 * ranks} equal pieces, two a rank"
-        raise InputError("--context", problem, "choose --sequence so")
-    return sequence // ranks
-
-
-def _searched(
-    model: str, where: tuple[str, str | None, int | None], ranks: int, rows: int, options: dict[str, Any]
-) -> tuple[list[FittingPlan], int]:
-    """Plans that fit, the fastest first, and how many were tried; ``where`` is board, node, and boards of it."""
-    from daydream.plan.layout import Layout
-    from daydream.plan.planned import planned
-    from daydream.plan.search import CandidateOutcome, best, candidates, captures
-
-    board = _board(where[0])
-    place = _node(board, *where[1:])
-    if options["global_batch"] is None:
-        raise InputError("--search", "needs the samples of a step", "add --global-batch")
-    base = Layout(tensor=options["tensor"], pipeline=options["pipeline"], **_exchange(options))
-    uncut = _units(model, board, Layout(), options, batch=1)
-    checkpoints = ("none", "selective", "full") if options["checkpoint"] == "none" else (options["checkpoint"],)
-    tried = list(candidates(ranks, options["global_batch"], place, base, checkpoints, len(uncut.blocks)))
-    if not tried:
-        problem = f"{options['global_batch']} samples cannot be shared by {ranks} boards"
-        raise InputError("--global-batch", problem, "choose a multiple of the boards")
-    engine = {name: options.pop(name) for name in ("jobs", "resume")}
-    groups = captures(tried)
-    common = {"model": model, "device": where[0], "node": where[1], "boards": where[2], "options": options}
-    parts = [
-        common
-        | {"batch": key.batch, "checkpoint": key.checkpoint}
-        | {"layouts": [asdict(tried[each].layout) for each in places]}
-        for key, places in groups.items()
-    ]
-    echo = partial(click.echo, err=True)
-    done = answers(search_part, parts, progress=lambda words: echo(f"daydream: {words} captures"), **engine)
-    outcomes: dict[int, CandidateOutcome] = {}
-    for places, answer in zip(groups.values(), done, strict=True):
-        outcomes |= {each: CandidateOutcome(*pair) for each, pair in zip(places, answer, strict=True)}
-    units_by_layout: dict[tuple[Any, ...], Units] = {}
-
-    def plan(candidate: Candidate) -> PlannedStep:
-        layout = candidate.layout
-        key = (layout.tensor, layout.sequence, candidate.batch, candidate.checkpoint)
-        if key not in units_by_layout:
-            changed = {"batch": candidate.batch, "checkpoint": candidate.checkpoint}
-            units_by_layout[key] = _units(model, board, layout, options, **changed)
-        return planned(units_by_layout[key], layout, board, place, *_calls(options))
-
-    return best(tried, [outcomes[each] for each in range(len(tried))], plan, board, rows), len(tried)
-
-
-def search_part(part: Mapping[str, Any]) -> list[list[float]]:
-    """Seconds of a step and bytes at least of every layout that one capture serves, as JSON."""
-    from daydream.plan.layout import Layout
-    from daydream.plan.search import outcome
-
-    layouts = [Layout(**each) for each in part["layouts"]]
-    board = _board(part["device"])
-    place, options = _node(board, part["node"], part["boards"]), part["options"]
-    changed = {"batch": part["batch"], "checkpoint": part["checkpoint"]}
-    units = _units(part["model"], board, layouts[0], options, **changed)
-    return [list(outcome(units, layout, board, place, *_calls(options))) for layout in layouts]
-
-
-def _calls(options: Mapping[str, Any]) -> tuple[Any, float, str]:
-    """Kernels that run, and the host that launches them."""
-    return options["implementation"], options["host_factor"], options["host"]

@@ -66,6 +66,13 @@ STEP_OPTIONS = (
         help="Of linear layers within the repeated blocks; all else keeps the step's type.",
     ),
     click.option(
+        "--packed",
+        type=click.IntRange(1),
+        default=None,
+        metavar="TOKENS",
+        help="Of the documents that a sample is packed of, which do not see each other.",
+    ),
+    click.option(
         "--expert-kernels",
         type=click.Choice(EXPERT_KERNELS),
         default=EXPERT_KERNELS[0],
@@ -256,8 +263,8 @@ def _on_processor(
     for option, name, value in (("--mode", "mode", "inference"), ("--dtype", "dtype", "float32")):
         if options[name] != value:
             raise InputError(option, f"processors run {value} alone with this backend", f"give {option} {value}")
-    usual = {"largest_batch": False, "precision": PRECISIONS[0], "lora": "", "checkpoint": "none", "host": "",
-             "channels_last": False, "assume": (), "optimizer": None, "cached": 0}  # fmt: skip
+    usual = {"largest_batch": False, "precision": PRECISIONS[0], "lora": "", "packed": None, "checkpoint": "none",
+             "host": "", "channels_last": False, "assume": (), "optimizer": None, "cached": 0}  # fmt: skip
     for name, default in usual.items():
         if options[name] != default:
             raise InputError(f"--{name.replace('_', '-')}", "is of steps on boards", "leave it out for a processor")

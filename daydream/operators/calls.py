@@ -23,7 +23,7 @@ from daydream.operators.part_prices import (
 )
 from daydream.operators.rules import describe, launches_nothing
 from daydream.operators.traffic import moved_bytes
-from daydream.operators.variants import attention_kernels, narrowed, varied
+from daydream.operators.variants import attention_kernels, in_documents, narrowed, varied
 from daydream.operators.work import Moved, Work, WorkPart
 from hal.support.errors import InputError, listed
 from sokoban.language.expression import DTYPE_BYTES
@@ -91,6 +91,7 @@ def operator_prices(
     tf32_products: bool = False,
     precision: str = "",
     experts: str = "pytorch",
+    packed: int = 0,
 ) -> list[OperatorPrice]:
     """The price of every operator, in order; equal ones are the same object.
 
@@ -105,6 +106,7 @@ def operator_prices(
             by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
         tf32_products: whether products of float32 may, too: ``torch.set_float32_matmul_precision("high")``.
         experts: kernels of grouped products (:data:`daydream.operators.variants.EXPERT_KERNELS`).
+        packed: tokens of the documents that a sample of attention is packed of; 0 where it is one.
         precision: of products of 16 bits (:data:`daydream.operators.variants.PRECISIONS`); empty keeps them.
 
     Raises:
@@ -126,6 +128,8 @@ def operator_prices(
     if family or tf32_products or experts != "pytorch":
         # Equal operators stay the same object.
         distinct = {key: varied(work, family, tf32=tf32_products, experts=experts) for key, work in distinct.items()}
+    if packed:
+        distinct = {key: in_documents(work, packed) for key, work in distinct.items()}
     if precision:
         distinct = {key: narrowed(work, precision) for key, work in distinct.items()}
     by_library = part_prices(distinct.values(), device, "library")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from daydream.operators.attention import seen_pairs
 from daydream.operators.work import EVEN, Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.layers import SCALED_PRECISIONS
@@ -22,7 +23,7 @@ VERSIONS = ("auto", "flash", "flash2", "flash3", "cudnn", "triton", "efficient",
 
 #: What a capture of each dispatches: ``eager`` writes attention out.
 CAPTURED = {
-    "flash2": "flash", "flash3": "flash", "cudnn": "flash", "triton": "flash", "math": "eager",
+    "flash2": "flash", "flash3": "fused", "cudnn": "fused", "triton": "flash", "math": "eager",
 }  # fmt: skip
 
 #: Names of ``--precision``: 16 bits, and those of narrow linear layers.
@@ -95,6 +96,25 @@ def varied(work: Work, attention: str, *, tf32: bool, experts: str = "pytorch") 
     return work
 
 
+def in_documents(work: Work, tokens: int) -> Work:
+    """The work of attention over samples packed of documents of so many tokens, each of which sees itself alone.
+
+    Kernels take the documents as sequences that lie one behind the other (``cu_seqlens``).
+    """
+    data = work.parts[0].data
+    if work.kind != "attention" or data["queries"] != data["keys"] or data["keys"] <= tokens:
+        return work
+    count = -(-data["keys"] // tokens)
+    length = -(-data["keys"] // count)
+    each = data | {"b": data["b"] * count, "queries": length, "keys": length}
+    before, after = (
+        part["b"] * seen_pairs(part["queries"], part["keys"], part.get("window", 0), causal=part["causal"])
+        for part in (data, each)
+    )
+    parts = tuple(replace(part, data=each) for part in work.parts)
+    return replace(work, parts=parts, flops=work.flops * after / before)
+
+
 def narrowed(work: Work, precision: str) -> Work:
     """The work of an operator whose products of two matrices run in a precision, as training frameworks run them.
 
@@ -114,6 +134,9 @@ def _narrow_groups(part: WorkPart, precision: str) -> WorkPart:
     numbers = _GROUPED.get(precision)
     if numbers is None or data.get("dtype") not in _WIDE or any(data[name] % _SIDE for name in ("n", "k")):
         return part
+    if not part.variant and not data["m"] % _SIDE:
+        # Products of cuBLAS on several streams fill the board as one of all rows does.
+        return _narrowed(replace(part, data=data | {"op": "matmul", "m": data["m"] * data["b"]}), precision)
     rows, groups = data["m"] * data["b"], data["b"]
     sizes = {"m": rows, "groups": groups, "n": data["n"], "k": data["k"], "precision": numbers}
     return replace(part, data={"op": "grouped_matmul", **sizes}, variant="")

@@ -95,13 +95,13 @@ class Costs:
     def passing(self, members: Sequence[int], phase: Phase) -> Pass:
         """Some units in a row going one way; backward, the last of them is first."""
         order = members if phase == Phase.FORWARD else members[::-1]
-        passes = [self._of_unit[int(self.units.captured[unit]), phase] for unit in order]
+        passes = [self.of_unit[int(self.units.captured[unit]), phase] for unit in order]
         device, _, host, exchanged = (sum(column) for column in zip(*passes, strict=True))
         lead = next((each.lead for each in passes if each.device), 0.0)
         return Pass(device, lead, host, exchanged)
 
     @cached_property
-    def _of_unit(self) -> dict[tuple[int, Phase], Pass]:
+    def of_unit(self) -> dict[tuple[int, Phase], Pass]:
         return {key: self._pass(rows) for key, rows in self.units.rows.items()}
 
     def _pass(self, rows: Ints) -> Pass:
@@ -263,7 +263,7 @@ def costs_of(
             prices[row] = OperatorPrice(kernels=(kernel,))
     if node is not None:
         _share_context(prices, capture, layout, device, node)
-    add_exchange(prices, units, layout, node)
+    add_exchange(prices, units, layout, node, device)
     step = replace(step, prices=tuple(prices), host=step.host * host)
     return Costs(units=units, layout=layout, step=step, node=node)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from daydream.capture.captured import Capture, CapturedOperator
     from daydream.plan.layout import Layout
     from daydream.plan.units import Units
+    from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec
 
 #: Operators that multiply tokens by the weights of their experts.
@@ -38,7 +39,17 @@ SHARED = "shared_expert"
 #: Share of a board's links that DeepEP's kernels reach within a node: 153 of H800's 200 GB/s one way (its README).
 DEEPEP_LINK_SHARE = 0.77
 
+#: Multiprocessors that carry tokens beside another micro-batch's kernels (DeepSeek-V3's report, section 3.2.2).
+CARRYING_UNITS = 20
 
+
+def expert_counts(capture: Capture) -> frozenset[int]:
+    """Numbers of experts of a model's layers; none where it has no grouped ones."""
+    storages = _expert_storages(capture)
+    return frozenset(each.tensor.dims[0] for each in capture.parameters if each.storage in storages)
+
+
+@lru_cache(maxsize=32)
 def divided(units: Units, ranks: int) -> Units:
     """The units of a rank that holds an equal part of every layer's experts.
 
@@ -121,8 +132,21 @@ class _Layer(NamedTuple):
     module: int
 
 
-def add_exchange(prices: list[OperatorPrice], units: Units, layout: Layout, node: NodeSpec | None) -> None:
-    """Puts what carrying tokens costs, and what the busiest rank computes more, into prices."""
+def add_exchange(
+    prices: list[OperatorPrice], units: Units, layout: Layout, node: NodeSpec | None, device: DeviceSpec
+) -> None:
+    """Puts what carrying tokens costs, and what the busiest rank computes more, into prices.
+
+    Where DeepEP carries tokens, one kernel each orders them by experts and adds up what comes back, forward and
+    backward (Megatron's fused permutation), in place of the model's own.
+
+    Args:
+        prices: of the operators; those of experts are replaced.
+        units: of the step.
+        layout: of the ranks.
+        node: that holds them.
+        device: the board.
+    """
     if layout.expert == 1 or node is None:
         return
     capture = units.capture
@@ -137,16 +161,45 @@ def add_exchange(prices: list[OperatorPrice], units: Units, layout: Layout, node
             row for row in np.flatnonzero((units.unit == layer.unit) & (units.phase == layer.phase)).tolist()
             if (capture.operators[row].forward != NONE) == layer.gradients
         ]  # fmt: skip
-        seconds = _seconds(capture, rows, inside, layout, node) * layout.imbalance
+        carried = _carried(capture, rows)
+        seconds = _seconds(capture, carried, inside, layout, node) * layout.imbalance
         hidden = sum(prices[row].seconds for row in inside if SHARED in _path(capture, row))
         exposed = max(seconds - hidden / 2, 0.0) if layout.overlap_experts else seconds
+        if layout.overlap_batches:
+            # Another micro-batch's kernels of this layer, without the multiprocessors that carry tokens.
+            hidden = sum(prices[row].seconds for row in inside)
+            exposed = max(seconds - hidden / 2, 0.0) + seconds * min(CARRYING_UNITS / device.unit_count, 1.0)
         for row in inside if path else rows:
             if not path or _path(capture, row).startswith(path):
                 prices[row] = _busier(prices[row], layout.imbalance)
-        kernel = KernelPrice(f"{layout.dispatch} all-to-all", exposed, "links", "collectives")
+        kernels = [KernelPrice(f"{layout.dispatch} all-to-all", exposed, "links", "collectives")]
+        if layout.dispatch == "deepep" and carried is not None and path:
+            for row in inside:
+                if _path(capture, row).startswith(path) and _orders(capture.operators[row], carried):
+                    prices[row] = replace(prices[row], kernels=())
+            moved = 2 * carried.bytes * layout.imbalance
+            moving = moved / device.dram.bandwidth_bytes_per_second
+            kernels.append(KernelPrice("permutation", moving, "dram", "streams"))
         # Tokens go before the first product and come back behind the last one.
-        prices[rows[0]] = replace(prices[rows[0]], kernels=(kernel, *prices[rows[0]].kernels))
-        prices[rows[-1]] = replace(prices[rows[-1]], kernels=(*prices[rows[-1]].kernels, kernel))
+        prices[rows[0]] = replace(prices[rows[0]], kernels=(*kernels, *prices[rows[0]].kernels))
+        prices[rows[-1]] = replace(prices[rows[-1]], kernels=(*prices[rows[-1]].kernels, *kernels))
+
+
+def _carried(capture: Capture, rows: Sequence[int]) -> RecordedTensor | None:
+    """Rows that are carried, one for every pair of token and expert, as the last product makes them or their
+    gradients."""
+    results = [each for row in rows for each in capture.operators[row].outputs if len(each.dims) == 2]
+    return results[-1] if results else None
+
+
+def _orders(operator: CapturedOperator, carried: RecordedTensor) -> bool:
+    """True if an operator puts rows in another order, weighs or adds them: it has them, and nothing larger."""
+    tensors = [each for each in (*operator.inputs.tensors, *operator.outputs) if each is not None]
+    tensors += [each for members in operator.inputs.lists for each in members]
+    if operator.name == GROUPED or not tensors:
+        return False
+    largest = max(tensors, key=lambda each: each.elements)
+    return largest.elements == carried.elements and largest.dims[-1] == carried.dims[-1]
 
 
 def _path(capture: Capture, row: int) -> str:
@@ -161,13 +214,13 @@ def _busier(price: OperatorPrice, factor: float) -> OperatorPrice:
     return replace(price, kernels=kernels)
 
 
-def _seconds(capture: Capture, rows: Sequence[int], inside: Sequence[int], layout: Layout, node: NodeSpec) -> float:
+def _seconds(
+    capture: Capture, carried: RecordedTensor | None, inside: Sequence[int], layout: Layout, node: NodeSpec
+) -> float:
     """Seconds in which a layer's tokens reach their experts, or come back."""
-    # What the last product makes are rows of tokens, or their gradients: a row for every pair of token and expert.
-    results = [each for row in rows for each in capture.operators[row].outputs if len(each.dims) == 2]
-    if not results:
+    if carried is None:
         return 0.0
-    size, per_node = float(results[-1].bytes), layout.expert_per_node(node)
+    size, per_node = float(carried.bytes), layout.expert_per_node(node)
     if layout.dispatch == "nccl":
         from roller.library.collectives import collective_seconds
 

@@ -49,6 +49,8 @@ class Layout:
         dispatch: whose kernels carry tokens to their experts and back.
         imbalance: tokens of the busiest rank's experts over the mean.
         overlap_experts: whether shared experts run while tokens are carried.
+        overlap_batches: whether tokens of a micro-batch are carried beside the kernels of another one (DualPipe,
+            Megatron's ``overlap_moe_expert_parallel_comm``).
         offload: what lies in the host's memory and is updated there.
         blocks: blocks of every part of a pipeline, chunk after chunk; empty for equal parts.
         blocking: whether a stage's kernels wait until what they made has been sent.
@@ -74,6 +76,7 @@ class Layout:
     dispatch: Dispatch = "nccl"
     imbalance: float = 1.0
     overlap_experts: bool = False
+    overlap_batches: bool = False
     offload: Offload = "none"
     blocks: tuple[int, ...] = ()
     blocking: bool = False
@@ -122,7 +125,13 @@ class Layout:
         if self.expert > 1:
             said.append(
                 f"tokens reach experts by {self.dispatch}, the busiest rank's {self.imbalance:g} times the mean, "
-                + ("beside shared experts" if self.overlap_experts else "waited for")
+                + (
+                    "beside another micro-batch"
+                    if self.overlap_batches
+                    else "beside shared experts"
+                    if self.overlap_experts
+                    else "waited for"
+                )
             )
         if self.offload != "none":
             said.append("the host updates what ranks keep, at half of its memory's bandwidth")
@@ -162,6 +171,8 @@ class Layout:
                 f"{self.expert} do not divide the {self.token_ranks} ranks of a stage that have tokens of their own"
             )
             raise InputError("--expert", problem, "write a number that does")
+        if self.overlap_batches and self.micro_batches == 1:
+            raise InputError("--overlap-batches", "is of several micro-batches", "add --micro-batches, or leave it out")
         if self.imbalance < 1:
             raise InputError(
                 "--imbalance", f"got {self.imbalance:g}", "write the busiest rank over the mean, 1 or more"

@@ -14,13 +14,15 @@ from functools import cached_property, lru_cache
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daydream.graph.graph import Phase
-from daydream.graph.memory import MemoryKind
+from daydream.graph.memory import MemoryKind, curve_of
 from daydream.memory.device import context_bytes, handle_bytes
 from daydream.memory.footprint import Allocation, Footprint, allocations, replayed
 from daydream.memory.narrow import kept_bytes, weight_copies
 from daydream.plan.layout import Layout
-from daydream.plan.moments import Life, Moments, lives, moved
+from daydream.plan.moments import Made, Moments, lives
 from daydream.trace.dtypes import element_bytes
 from daydream.trace.trace import NONE
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
 #: Bytes of what optimizers compute in, and of copies of parameters that they keep.
-_FULL = 4
+FULL_BYTES = 4
 
 #: Bytes of a step counter at most.
 _COUNTER = 8
@@ -41,16 +43,31 @@ class RankMemory:
     """Memory that a rank of a stage needs on its board, in bytes.
 
     Attributes:
-        main: what the stream of the step's own kernels allocates.
-        beside: what streams of collectives allocate.
+        count: of the stage's moments.
+        standing: everything that no micro-batch makes, each with whether a stream of collectives allocates it.
+        made: by micro-batches.
         handles: workspace of cuBLAS.
         context: of the process.
     """
 
-    main: Footprint
-    beside: Footprint
+    count: int
+    standing: tuple[tuple[Allocation, bool], ...]
+    made: Made
     handles: int
     context: int
+
+    @cached_property
+    def main(self) -> Footprint:
+        """Allocations of the stream of the step's own kernels."""
+        own = [*(each for each, beside in self.standing if not beside), *self.made.allocations()]
+        return Footprint(self.count, tuple(sorted(own, key=lambda each: each.born)))
+
+    @cached_property
+    def beside(self) -> Footprint:
+        """Allocations of streams of collectives."""
+        return Footprint(
+            self.count, tuple(sorted((each for each, beside in self.standing if beside), key=lambda each: each.born))
+        )
 
     @cached_property
     def _replays(self) -> tuple[tuple[int, int], ...]:
@@ -60,8 +77,8 @@ class RankMemory:
     @property
     def least(self) -> int:
         """Least memory that nvidia-smi shows: nothing is rounded, and no segment is left half empty."""
-        peak = int((self.main.allocated + self.beside.allocated).max(initial=0))
-        return peak + self.handles + self.context
+        held = curve_of((each for each, _ in self.standing), self.count) + self.made.curve(self.count)
+        return int(held.max(initial=0)) + self.handles + self.context
 
     @property
     def allocated(self) -> int:
@@ -88,22 +105,19 @@ class RankMemory:
 
 def rank_memory(units: Units, layout: Layout, stage: int, device: DeviceSpec) -> RankMemory:
     """The memory of a rank of one stage."""
-    units = _narrow(units)
-    moments = Moments.of(units, _shortened(layout), stage)
-    holdings = list(_Holding(units, layout, moments).all())
-    count = max(moments.count, 1)
-    main = sorted((each for each, beside in holdings if not beside), key=lambda each: each.born)
-    beside = sorted((each for each, beside in holdings if beside), key=lambda each: each.born)
+    units = narrow_units(units)
+    holding = _Holding(units, layout, Moments.of(units, _shortened(layout), stage))
     return RankMemory(
-        main=Footprint(count, tuple(main)),
-        beside=Footprint(count, tuple(beside)),
+        count=max(holding.moments.count, 1),
+        standing=tuple(holding.standing()),
+        made=holding.made(),
         handles=handle_bytes(units.capture, device),
         context=context_bytes(device),
     )
 
 
-@lru_cache(maxsize=8)
-def _narrow(units: Units) -> Units:
+@lru_cache(maxsize=32)
+def narrow_units(units: Units) -> Units:
     """The units whose storages have the bytes that they keep under ``--precision``."""
     kept = kept_bytes(units.capture)
     if not kept:
@@ -131,21 +145,14 @@ class _Holding:
     layout: Layout
     moments: Moments
 
-    def all(self) -> Iterator[tuple[Allocation, bool]]:
-        """In any order."""
+    def standing(self) -> Iterator[tuple[Allocation, bool]]:
+        """Everything but what micro-batches make, in any order."""
         yield from ((each, False) for each in self._resident())
         if self.layout.shard == "fsdp":
             yield from self._gathered()
         else:
             yield from ((each, False) for each in self._buckets())
         yield from ((each, False) for each in self._updating())
-        layout = self.layout
-        made = lives(self.units, Layout(context=layout.context, exchange_context=layout.exchange_context))
-        for micro_batch in range(self.moments.micro_batches):
-            for life in made:
-                allocation = self._in_stage(life, micro_batch)
-                if allocation is not None:
-                    yield allocation, False
 
     @property
     def _members(self) -> list[int]:
@@ -164,7 +171,7 @@ class _Holding:
         narrow = weight_copies(capture)
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
-            full = max(_FULL, size) if layout.master and each.trained else size
+            full = max(FULL_BYTES, size) if layout.master and each.trained else size
             if each.storage in narrow and layout.shard != "fsdp":
                 yield Allocation(int(each.tensor.elements * narrow[each.storage]), NONE, end, MemoryKind.WEIGHTS)
             elements, part = self._part(each), self._part(each, states=True)
@@ -203,7 +210,7 @@ class _Holding:
             return
         rank_elements = sum(self._shared(unit, 1.0) for unit in self._members)
         sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
-        wider = max(_FULL / min(sizes), 1.0) if layout.master else 1.0
+        wider = max(FULL_BYTES / min(sizes), 1.0) if layout.master else 1.0
         share = rank_elements / captured * wider
         for each in allocations(units.capture):
             if each.born != NONE and each.bytes and units.phase[each.born] == Phase.UPDATE:
@@ -221,38 +228,50 @@ class _Holding:
 
     # What a micro-batch holds
 
-    def _in_stage(self, life: Life, micro_batch: int) -> Allocation | None:
-        """Memory of one micro-batch in the rank's moments; None where its stage has nothing to do with it.
+    def made(self) -> Made:
+        """Memory of all micro-batches in the rank's moments.
 
-        What comes from another stage is there from when the pass begins that needs it; what goes to another leaves
-        with the end of the pass.
+        What comes from another stage is there from when the pass begins that needs it, its last use's or the forward
+        one where that keeps it; what goes to another leaves with the end of the pass. Gradients of later micro-batches
+        are added to the first one's.
         """
-        moments = self.moments
-        is_born_in_stage, dies_in_stage = life.born in moments.chunk, life.died in moments.chunk
-        is_gradient = life.held.kind is MemoryKind.GRADIENTS
-        if not is_born_in_stage and (is_gradient or not dies_in_stage):
-            return None
-        last = (
-            moments.at(life.died, micro_batch, life.until, forward=life.dies_forward)
-            if dies_in_stage
-            else moments.count
-        )
-        if not is_born_in_stage:
-            # It is received for the pass of its last use, or for the forward pass where that keeps it.
-            begin = moments.begins[life.is_forward, micro_batch, moments.chunk[life.died]]
-            return moved(life.held, min(begin, last), last)
-        born = moments.at(life.born, micro_batch, life.at, forward=life.is_forward)
-        if is_gradient and self.layout.shard == "fsdp":
-            last = self._end(life.born, micro_batch, forward=False)
-        elif is_gradient:
-            # Those of later micro-batches are added to the first one's.
-            last = moments.count if micro_batch == 0 else born
-            return moved(life.held, born, max(last, born), self._gradient_bytes(life.held.bytes))
-        elif life.died != NONE and not dies_in_stage:
-            last = moments.pass_end(life.born, micro_batch, forward=life.is_forward)
-        elif life.died == NONE and micro_batch:
-            last = born
-        return moved(life.held, born, max(last, born))
+        layout, moments = self.layout, self.moments
+        every = lives(self.units, Layout(context=layout.context, exchange_context=layout.exchange_context))
+        chunk = np.full(self.units.count + 1, NONE)
+        chunk[list(moments.chunk)] = list(moments.chunk.values())
+        is_born_here, dies_here = chunk[every.born] != NONE, chunk[every.died] != NONE
+        chosen = is_born_here | (dies_here & ~every.is_gradient)
+        some, is_born_here, dies_here = every.some(chosen), is_born_here[chosen], dies_here[chosen]
+        born_chunk, died_chunk = chunk[some.born], chunk[some.died]
+        sizes = some.bytes
+        if layout.shard != "fsdp":
+            sizes = np.where(some.is_gradient, [self._gradient_bytes(size) for size in sizes.tolist()], sizes)
+        parts = []
+        for micro_batch in range(moments.micro_batches):
+            begins = moments.starts[:, micro_batch]
+            # Rows of these tables are backward and forward.
+            born = begins[some.is_forward, born_chunk] + moments.ahead[some.is_forward, some.born] + some.at
+            dies = begins[some.dies_forward, died_chunk] + moments.ahead[some.dies_forward, some.died] + some.until
+            last = np.where(dies_here, dies, moments.count)
+            received = np.minimum(begins[some.is_forward, died_chunk], last)
+            leaves = begins[some.is_forward, born_chunk] + moments.spans[some.is_forward, born_chunk] - 1
+            last = np.where(is_born_here & (some.died != NONE) & ~dies_here, leaves, last)
+            if micro_batch:
+                last = np.where(some.died == NONE, born, last)
+            if layout.shard == "fsdp":
+                ends = np.zeros(self.units.count + 1, np.int64)
+                for unit in self._members:
+                    ends[unit] = self._end(unit, micro_batch, forward=False)
+                last = np.where(some.is_gradient, ends[some.born], last)
+            elif micro_batch == 0:
+                last = np.where(some.is_gradient, moments.count, last)
+            else:
+                last = np.where(some.is_gradient, born, last)
+            born = np.where(is_born_here, born, received)
+            parts.append((born, np.maximum(last, born)))
+        columns = zip(*parts, strict=True)
+        born, died = (np.concatenate(column) for column in columns)
+        return Made(some, np.tile(sizes, moments.micro_batches), born, died)
 
     def _gradient_bytes(self, size: int) -> int:
         """Bytes of a gradient that stays: in the type of the exchange where ranks share states, and of ZeRO's second

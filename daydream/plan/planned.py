@@ -165,13 +165,8 @@ class PlannedStep:
 
     @cached_property
     def memory(self) -> RankMemory:
-        """Of the stage that needs most: the first holds most micro-batches, the last the logits."""
-        stages = sorted({0, self.layout.pipeline - 1})
-        return max((self.memory_of(stage) for stage in stages), key=lambda each: each.least)
-
-    def memory_of(self, stage: int) -> RankMemory:
-        """Of a rank of one stage."""
-        return rank_memory(self.costs.units, self.layout, stage, self.device)
+        """Of the stage that needs most."""
+        return most_memory(self.costs.units, self.layout, self.device)
 
     @property
     def fits(self) -> bool:
@@ -212,6 +207,12 @@ class PlannedStep:
             "assumed": [*self.costs.units.capture.assumed, *self.layout.assumed],
             "owners_bytes": {kind.value: size for kind, size in self.memory.owners.items()},
         }
+
+
+def most_memory(units: Units, layout: Layout, device: DeviceSpec) -> RankMemory:
+    """Memory of a rank of the stage that needs most: the first holds most micro-batches, the last the logits."""
+    stages = sorted({0, layout.pipeline - 1})
+    return max((rank_memory(units, layout, stage, device) for stage in stages), key=lambda each: each.least)
 
 
 def planned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from daydream.capture.sources import CaptureOptions, captured, load_subject
@@ -72,14 +73,19 @@ def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subj
 
 
 def _few(subject: Subject) -> tuple[Subject, int | None]:
-    """The subject with :data:`~daydream.plan.units.FEW` of its blocks, and how many it had; None where all are kept."""
+    """The subject with a few (:data:`~daydream.plan.units.FEW`) of the equal blocks at its end, and how many it had.
+
+    None where all are kept.
+    """
     from daydream.capture.pytorch.checkpoints import repeated_blocks
 
     paths = repeated_blocks(subject.model)
-    if len(paths) <= FEW or len({_signature(subject.model.get_submodule(path)) for path in paths}) > 1:
+    signatures = [_signature(subject.model.get_submodule(path)) for path in paths]
+    equal = sum(1 for _ in takewhile(lambda each: each == signatures[-1], reversed(signatures)))
+    if equal <= FEW:
         return subject, None
     blocks = subject.model.get_submodule(paths[0].rpartition(".")[0])
-    del blocks[2 : len(paths) - 1]
+    del blocks[len(paths) - equal + 2 : len(paths) - 1]
     return subject, len(paths)
 
 

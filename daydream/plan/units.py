@@ -19,7 +19,8 @@ from hal.support.errors import InputError
 class Units:
     """A step in units: 0 is what comes before the first block, the last what comes behind the last block.
 
-    A capture may hold fewer blocks than the model: its second block then stands for all but the first and the last.
+    A capture may hold fewer blocks than the model: of the equal ones at its end the second then stands for all but the
+    first and the last.
 
     Attributes:
         capture: the step.
@@ -43,7 +44,16 @@ class Units:
     @property
     def whole(self) -> bool:
         """True if the capture holds every block."""
-        return len(set(self.captured.tolist())) == self.count
+        return not self.many[1]
+
+    @cached_property
+    def many(self) -> tuple[int, tuple[int, ...]]:
+        """The captured unit that stands for several, and those; -1 and none where the capture is whole."""
+        counts = np.bincount(self.captured)
+        if counts.max() == 1:
+            return NONE, ()
+        many = int(counts.argmax())
+        return many, tuple(np.flatnonzero(self.captured == many).tolist())
 
     @cached_property
     def phase(self) -> Ints:
@@ -141,7 +151,7 @@ class Units:
         return runs
 
 
-#: Blocks of a capture that stand for those of a larger model.
+#: Blocks of a capture that stand for equal ones of a larger model.
 FEW = 3
 
 
@@ -150,7 +160,7 @@ def units_of(capture: Capture, blocks: int | None = None) -> Units:
 
     Args:
         capture: the step.
-        blocks: of the model, where the capture holds :data:`FEW` of them.
+        blocks: of the model, where the capture holds :data:`FEW` of those that are equal at its end.
 
     Raises:
         InputError: its blocks do not run one after the other.
@@ -169,7 +179,7 @@ def units_of(capture: Capture, blocks: int | None = None) -> Units:
     unit[backward] = count + 1 - _running(mirrored, count)
     captured = np.arange(count + 2)
     if blocks is not None and blocks > count:
-        captured = np.concatenate([[0, 1], np.full(blocks - 2, 2), [count, count + 1]])
+        captured = np.concatenate([np.arange(count - 1), np.full(blocks - count + 1, count - 1), [count, count + 1]])
         paths = tuple(f"{paths[0].rpartition('.')[0]}.{number}" for number in range(blocks))
     return Units(capture, paths, unit, captured)
 

@@ -174,6 +174,7 @@ def predicted(
             priced = operator_prices(
                 [calls[row] for row in rows], device, implementation, attention=capture.attention, tf32=capture.tf32,
                 tf32_products=capture.dtype == "tf32", precision=precision, experts=capture.expert_kernels,
+                packed=capture.packed,
             )  # fmt: skip
             for row, price in zip(rows, priced, strict=True):
                 prices[launching[row]] = price

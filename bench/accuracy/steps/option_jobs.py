@@ -34,6 +34,10 @@ PRECISIONS = {
     "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "nvfp4",
 }  # fmt: skip
 
+#: NeMo tunes on SQuAD's questions, packed: 120 words of text each in the mean (Rajpurkar et al. 2016), about 200 tokens
+#: with question and answer.
+PACKED = ("--packed", "200")
+
 #: Boards by the sources' words, with the node and how many of its boards jobs use.
 PLACES = {
     "h100": ("h100-sxm-80gb", ()), "DGX-H100": ("h100-sxm-80gb", ()), "DGX-B200": ("b200", ()),
@@ -90,7 +94,8 @@ def dgxc_rows(path: Path, folder: Path) -> Iterator[JobRow]:
         copies = boards // (sizes["tensor"] * sizes["context"]) * sizes["batch"]
         sizes["samples"] = copies * round(tokens / sizes["sequence"] / copies)
         lora = LORA if "LORA" in row["caption"] else ()
-        options = _options(folder, model, row["board"], row["dtype"], sizes, lora)
+        more = (*lora, *PACKED) if tuned else lora
+        options = _options(folder, model, row["board"], row["dtype"], sizes, more)
         yield base(model=f"{model}{', adapters' if lora else ''}", kind=row["dtype"], options=options)
 
 
@@ -122,7 +127,8 @@ def nemo_rows(path: Path, folder: Path) -> Iterator[JobRow]:
             "chunks": _int(row["vp"]), "expert": _int(row["ep"]), "batch": _int(row["mbs"]), "sequence": sequence,
             "samples": round(samples), "fsdp": _int(row["fsdp"] or "0", 0),
         }  # fmt: skip
-        lora = LORA if row["task"] == "lora" else ()
+        tuned = row["source"] == "bridge" and row["task"] != "pretrain"
+        lora = (*(LORA if row["task"] == "lora" else ()), *(PACKED if tuned else ()))
         # Since 2025 tokens are carried by DeepEP's kernels where experts are shared.
         more = (*lora, "--dispatch", "deepep") if sizes["expert"] > 1 else lora
         kind_of_source = "automodel" if row["source"] == "automodel" else "megatron"

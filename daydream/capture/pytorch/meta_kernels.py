@@ -22,11 +22,12 @@ _KEY = "AutogradMeta"
 
 
 def scaled_dot_product(attention: str) -> Callable[..., Any]:
-    """``aten::scaled_dot_product_attention`` on ``meta``: ``flash``, ``efficient`` or ``eager`` kernels, by name.
+    """``aten::scaled_dot_product_attention`` on ``meta``: ``flash``, ``fused``, ``efficient`` or ``eager``, by name.
 
     Where the kernel does not take the call the next slower one does, as in ``_fused_sdp_choice_cuda``: flash attention
     takes halves without a mask in heads of equal width up to 256, memory-efficient attention takes every mask but no
-    grouped heads.
+    grouped heads. ``fused`` are kernels that also take keys longer than values, as latent attention has them:
+    FlashAttention 3 and cuDNN's.
     """
 
     def attend(
@@ -46,14 +47,21 @@ def scaled_dot_product(attention: str) -> Callable[..., Any]:
         kernel = attention
         if query.dim() != 4 or query.dtype not in (*_HALVES, torch.float32):
             kernel = "eager"
-        elif kernel == "flash" and (masked or query.dtype not in _HALVES or not width == value.shape[-1] <= 256):
+        elif kernel in ("flash", "fused") and (masked or query.dtype not in _HALVES or width > 256):
             kernel = "efficient"
+        elif kernel in ("flash", "fused") and width != value.shape[-1]:
+            kernel = "longer keys" if kernel == "fused" and width > value.shape[-1] else "efficient"
         if kernel == "eager" or (kernel == "efficient" and grouped):
             return torch.ops.aten._scaled_dot_product_attention_math.default(
                 query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
             )[0]
         scale = scale if scale is not None else width**-0.5
-        if kernel == "flash":
+        if kernel == "longer keys":
+            needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+            return torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+                query, key, value, None, needs_gradient, dropout_p, is_causal, False, scale=scale
+            )[0]
+        if kernel in ("flash", "fused"):
             query, key, value = (_padded(tensor) for tensor in (query, key, value))
             result = torch.ops.aten._scaled_dot_product_flash_attention.default(
                 query, key, value, dropout_p, is_causal, False, scale=scale

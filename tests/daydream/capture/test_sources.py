@@ -290,6 +290,21 @@ def test_attention_written_out(tmp_path: Path) -> None:
     assert (eager["bmm"], eager["_softmax"]) == (4, 2), "two products a layer"
 
 
+@pytest.mark.parametrize(("version", "kernel"), [("cudnn", "cudnn"), ("flash3", "cudnn"), ("flash2", "efficient")])
+def test_latent_attention_has_keys_longer_than_its_values(tmp_path: Path, version: str, kernel: str) -> None:
+    pytest.importorskip("transformers")
+    latent = {
+        **SIZES, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 16,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    }  # fmt: skip
+    source = written(tmp_path, "deepseek_v3", latent, "DeepseekV3ForCausalLM")
+    step = captured(source, CaptureOptions(sequence=16, dtype="bfloat16", attention=version))
+    attention = [each for each in step.operators if each.name == f"aten::_scaled_dot_product_{kernel}_attention"]
+    sides = {tuple(tensor.dims[-1] for tensor in each.inputs.tensors[:3] if tensor) for each in attention}
+    assert attention and sides == {(24, 24, 16)}
+
+
 def test_a_class_in_place_of_the_configurations(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = written(tmp_path, "bert", SIZES, "BertForMaskedLM")

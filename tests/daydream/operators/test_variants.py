@@ -79,3 +79,24 @@ def test_products_by_way_of_tf32_are_between_float32_and_16_bits() -> None:
     # A board without TF32 multiplies float32, and 16 bits stay what they are.
     assert seconds(single, V100, tf32_products=True) == seconds(single, V100)
     assert seconds(half, A100, tf32_products=True) == seconds(half, A100)
+
+
+def test_documents_of_a_sample_see_themselves_alone() -> None:
+    (whole,), (packed,) = (operator_prices([attention()], H100, packed=tokens) for tokens in (0, 512))
+    assert whole.work is not None and packed.work is not None
+    # Eight documents of 512 tokens: an eighth of the pairs, and one more than half of each document's.
+    assert packed.work.flops / whole.work.flops == pytest.approx(513 / 4097)
+    assert packed.work.parts[0].data["b"] == 16 and packed.seconds < whole.seconds / 3
+    (long,) = operator_prices([attention()], H100, packed=8192)
+    assert long.seconds == whole.seconds
+
+
+def test_narrow_products_of_experts_by_cublas_are_scaled_products_of_all_rows() -> None:
+    sides = (tensor(4096, 1024), tensor(8, 1024, 2048), RecordedTensor((8,), "int"))
+    call = ("aten::_grouped_mm", Inputs(sides), (tensor(4096, 2048),))
+    (price,) = operator_prices([call], B200, precision="mxfp8", experts="cublas")
+    assert price.work is not None and price.work.parts[0].data == {
+        "op": "scaled_matmul", "m": 4096, "n": 2048, "k": 1024, "precision": "mxfp8", "kernels": "training",
+    }  # fmt: skip
+    (pytorch,) = operator_prices([call], B200, precision="mxfp8")
+    assert pytorch.work is not None and pytorch.work.parts[0].data["op"] == "grouped_matmul"

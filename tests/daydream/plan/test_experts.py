@@ -124,6 +124,33 @@ def test_deepep_sends_a_token_once_to_a_node() -> None:
     assert spread == pytest.approx(NODE.collectives.call_seconds + NODE.network.latency_seconds + across)
 
 
+def priced(units: Any, **options: Any) -> dict[str, float]:
+    """Seconds of a step's kernels by their names, of the captured blocks."""
+    step = planned(units, Layout(data=8, expert=8, micro_batches=2, **options), DEVICE, NODE)
+    seconds: dict[str, float] = {}
+    for kernel in (kernel for price in step.costs.step.prices for kernel in price.kernels):
+        seconds[kernel.name] = seconds.get(kernel.name, 0.0) + kernel.seconds
+    return seconds
+
+
+def test_deepep_orders_tokens_by_kernels_of_its_own(units: Any) -> None:
+    before, after = priced(units), priced(units, dispatch="deepep")
+    rows = TOKENS * TOP * WIDTH * 2 / (2 if units.capture.dtype == "bfloat16" else 1)
+    assert "permutation" not in before and "permutation" in after
+    assert after["permutation"] > 3 * 2 * 2 * 2 * rows / DEVICE.dram.bandwidth_bytes_per_second * 0.9
+    # What the model itself did to order rows is gone.
+    assert sum(after.values()) - after["permutation"] < sum(before.values())
+
+
+def test_tokens_are_carried_beside_another_micro_batch(units: Any) -> None:
+    alone, beside = (
+        priced(units, dispatch="deepep", overlap_batches=overlaps)["deepep all-to-all"] for overlaps in (False, True)
+    )
+    assert beside >= alone * 20 / DEVICE.unit_count and beside < alone
+    with pytest.raises(InputError, match="several micro-batches"):
+        planned(units, Layout(data=8, expert=8, overlap_batches=True), DEVICE, NODE)
+
+
 @pytest.mark.parametrize(
     ("layout", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,3 +92,52 @@ def test_what_lies_around_the_blocks_may_be_parts_of_its_own(units_of_model: Cal
     assert units.stages(8) == [[0], [1], [2], [3], [4], [5], [6], [7]]
     with pytest.raises(InputError, match="repeats 6 blocks"):
         units.stages(9)
+
+
+#: Two narrow blocks in front of five equal ones, as models with experts have dense layers first.
+PREFIXED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, within):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, within), nn.Linear(within, 64)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(within) for within in (32, 32, 128, 128, 128, 128, 128))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def prefixed(batch=8):
+    return Model(), (torch.zeros(batch, 16, 64),)
+"""
+
+
+def test_blocks_in_front_of_equal_ones_are_all_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from daydream.capture.options import CaptureOptions
+    from daydream.plan.source import planned_units
+
+    path = tmp_path / "prefixed.py"
+    path.write_text(PREFIXED)
+    options = CaptureOptions(batch=8, optimizer="adamw", implementation="fused")
+    few = planned_units(f"{path}:prefixed", options)
+    assert len(few.capture.blocks) == 5 and len(few.blocks) == 7
+    assert few.many == (4, (4, 5, 6)) and few.captured.tolist() == [0, 1, 2, 3, 4, 4, 4, 5, 6]
+    monkeypatch.setattr("daydream.plan.source.FEW", 99)
+    whole = planned_units(f"{path}:prefixed", options)
+    assert whole.whole and whole.elements.tolist() == few.elements.tolist()
+    for layout in (Layout(), Layout(data=4, pipeline=3, shard="zero1", micro_batches=6)):
+        curves = [rank_memory(each, layout, 0, load_device("h100")).main.allocated.max() for each in (few, whole)]
+        assert curves[0] == curves[1]
