@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +15,13 @@ from daydream.serving.search import SearchOutcome
 from daydream.serving.served import Served
 from hal.support.atomic import write_atomic
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 1080, 420, 70, 40
+Point = tuple[float, float]
+
+#: Pixels of a picture and of its margins; spaces between ticks, about.
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _TICKS = 1080, 420, 70, 24, 24, 40, 5
+
+#: Colours of kinds of boards, by their names on a page.
+_COLOURS = ("forward", "backward", "update", "comm", "copy", "loading", "other")
 
 #: Points of a curve of percentiles.
 _POINTS = 101
@@ -43,7 +51,7 @@ def _served(each: Served) -> str:
     for name, times in (("first token", each.ttft), ("further tokens", each.tpot)):
         if len(times):
             points = [(float(np.percentile(times, place)) * 1e3, float(place)) for place in share]
-            curves.append(_plot([points], f"{name}, ms", "% of requests"))
+            curves.append(_plot([_Curve(name, points)], f"{name}, ms", "% of requests"))
     assumed = "".join(f"<li>{esc(sentence)}</li>" for sentence in each.assumed)
     return (
         f'<p class="faint">{esc(configuration(each))}</p><div class="tiles">{tiles}</div>'
@@ -53,43 +61,82 @@ def _served(each: Served) -> str:
 
 def _searched(outcome: SearchOutcome, percentile: float) -> str:
     rows = [[esc(cell) for cell in line(outcome, each, percentile)] for each in outcome.best]
-    tried = [(each.user_tokens_per_second, each.tokens_per_second / each.boards) for each in outcome.tried]
-    front = [(each.user_tokens_per_second, each.tokens_per_second / each.boards) for each in outcome.frontier]
-    picture = _plot([front], "tokens/s a user", "tokens/s a board", tried)
+    boards = dict.fromkeys(each.costs.device.name for each in outcome.tried)
+    curves = [
+        _Curve(
+            name, [_place(each) for each in outcome.frontier(name)],
+            [(_place(each), configuration(each)) for each in outcome.tried if each.costs.device.name == name],
+        )
+        for name in boards
+    ]  # fmt: skip
+    picture = _plot(curves, "tokens/s a user", "tokens/s a board")
     assumed = "".join(f"<li>{esc(sentence)}</li>" for sentence in outcome.best[0].assumed)
     return (
         f"<p>{len(outcome.tried)} configurations were simulated, and {len(outcome.best)} keep the promise.</p>"
-        f"{table(columns(outcome, percentile), rows)}<h2>Boards against users</h2>{picture}"
+        f"{table(columns(outcome, percentile), rows)}<h2>Boards against users</h2>"
+        f'<p class="faint small">Every point is a configuration; lines join those of a kind of board '
+        f"that no other one of it beats in both.</p>{picture}"
         f"<h2>Assumed</h2><ul>{assumed}</ul>"
     )
 
 
-def _plot(
-    curves: Sequence[Sequence[tuple[float, float]]], across: str, up: str, points: Sequence[tuple[float, float]] = (),
-) -> str:  # fmt: skip
-    """Curves and points as SVG, both axes from nothing."""
-    everything = [*(point for curve in curves for point in curve), *points]
-    widest, highest = (max(point[axis] for point in everything) or 1.0 for axis in (0, 1))
+def _place(each: Served) -> Point:
+    return each.user_tokens_per_second, each.tokens_per_second / each.boards
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        x = _LEFT + point[0] / widest * (_WIDTH - _LEFT - 10)
-        return x, _HEIGHT - _BOTTOM - point[1] / highest * (_HEIGHT - _BOTTOM - 14)
+
+class _Curve(NamedTuple):
+    """A line of a picture, its name, and what points of the same colour are."""
+
+    name: str
+    points: Sequence[Point]
+    others: Sequence[tuple[Point, str]] = ()
+
+
+def _plot(curves: Sequence[_Curve], across: str, up: str) -> str:
+    """Curves and points as SVG, both axes from nothing."""
+    everything = [point for curve in curves for point in (*curve.points, *(point for point, _ in curve.others))]
+    steps = [_round_step(max(point[axis] for point in everything) / _TICKS) for axis in (0, 1)]
+    most = [step * math.ceil(max(point[axis] for point in everything) / step) for axis, step in enumerate(steps)]
+
+    def place(point: Point) -> Point:
+        x = _LEFT + point[0] / most[0] * (_WIDTH - _LEFT - _RIGHT)
+        return x, _HEIGHT - _BOTTOM - point[1] / most[1] * (_HEIGHT - _BOTTOM - _TOP)
 
     parts = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, y = place((share * widest, share * highest))
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(
-            f'<text class="faint" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{share * highest:,.4g}</text>'
-        )
-        below = f'x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle"'
-        parts.append(f'<text class="faint" {below}>{share * widest:,.4g}</text>')
-    for x, y in map(place, points):
-        parts.append(f'<circle class="other" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
-    for curve in curves:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, curve))
-        parts.append(f'<polyline points="{path}" fill="none" stroke="var(--forward)" stroke-width="2"/>')
+    for tick in np.arange(0, most[1] + steps[1] / 2, steps[1]).tolist():
+        _, y = place((0.0, tick))
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="faint" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:,g}</text>')
+    for tick in np.arange(0, most[0] + steps[0] / 2, steps[0]).tolist():
+        below = f'x="{place((tick, 0.0))[0]:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle"'
+        parts.append(f'<text class="faint" {below}>{tick:,g}</text>')
+    for number, curve in enumerate(curves):
+        colour = f"var(--{_COLOURS[number % len(_COLOURS)]})"
+        for point, name in curve.others:
+            x, y = place(point)
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour}"><title>{esc(name)}</title></circle>'
+            )
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, curve.points))
+        parts.append(f'<polyline points="{path}" style="fill:none;stroke:{colour};stroke-width:2"/>')
+        if len(curves) > 1:
+            parts.append(
+                f'<text x="{_WIDTH - _RIGHT}" y="{_TOP + 16 * (number + 1)}" text-anchor="end" style="fill:{colour}">'
+                f"{esc(curve.name)}</text>"
+            )
     parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{esc(across)}</text>')
     parts.append(f'<text x="4" y="12">{esc(up)}</text>')
     label = f"{esc(up)} by {esc(across)}"
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5, 10, ... that is as large as a step between ticks.
+
+    >>> _round_step(0.0), _round_step(109.0), _round_step(0.3), _round_step(969.0)
+    (1.0, 200.0, 0.5, 1000.0)
+    """
+    if least <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(float(f"{step * power:g}") for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))

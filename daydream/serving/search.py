@@ -43,11 +43,12 @@ class SearchOutcome:
         """Of an hour of all boards; boards alone count where none has a price."""
         return each.boards * self.hourly.get(each.costs.device.name, 1.0)
 
-    @property
-    def frontier(self) -> tuple[Served, ...]:
-        """Those that no other beats both in tokens a second of a board and of a user, the fastest for users first."""
+    def frontier(self, board: str) -> tuple[Served, ...]:
+        """Those of a kind of board that no other of it beats both in tokens a second of a board and of a user, the
+        fastest for users first."""
         frontier: list[Served] = []
-        for each in sorted(self.tried, key=lambda one: (-one.user_tokens_per_second, -_per_board(one))):
+        of_board = [each for each in self.tried if each.costs.device.name == board]
+        for each in sorted(of_board, key=lambda one: (-one.user_tokens_per_second, -_per_board(one))):
             if not frontier or _per_board(each) > _per_board(frontier[-1]):
                 frontier.append(each)
         return tuple(frontier)

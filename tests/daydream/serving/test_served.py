@@ -99,7 +99,9 @@ def test_the_frontier_has_what_nothing_beats_in_both() -> None:
     requests = drawn(64, rate=None, prompt="4", output="20", seed=0)
     tried = tuple(served(requests, flat_costs(engine={"sequences": limit}), Host()) for limit in (1, 2, 4, 8))
     outcome = SearchOutcome(best=(), tried=tried, hourly={})
-    speeds = [(each.user_tokens_per_second, each.tokens_per_second) for each in outcome.frontier]
+    frontier = outcome.frontier(tried[0].costs.device.name)
+    speeds = [(each.user_tokens_per_second, each.tokens_per_second) for each in frontier]
     assert [each[0] for each in speeds] == sorted((each[0] for each in speeds), reverse=True)
     assert [each[1] for each in speeds] == sorted(each[1] for each in speeds)
     assert len(speeds) == 4
+    assert outcome.frontier("another") == ()
