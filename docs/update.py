@@ -402,8 +402,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     ),
     "score": lambda: console("roller score examples/matmul.json --device v100 --schedules examples/schedules.jsonl"),
     "score-triton": lambda: console(
-        "roller score examples/triton/operator.json --device a100"
-        " --schedules examples/triton/configurations.jsonl --ranked --limit 5"
+        "roller score examples/triton-configurations/operator.json --device a100"
+        " --schedules examples/triton-configurations/configurations.jsonl --ranked --limit 5"
     ),
     "estimate": lambda: console("roller estimate examples/layers.jsonl --device v100"),
     "estimate-library": lambda: console("roller estimate examples/layers.jsonl --device v100 --implementation library"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from daydream.operators.attention import seen_pairs
 from daydream.operators.work import EVEN, Work, WorkPart
 from hal.support.errors import InputError
 from sokoban.language.layers import SCALED_PRECISIONS
@@ -101,6 +100,8 @@ def in_documents(work: Work, tokens: int) -> Work:
 
     Kernels take the documents as sequences that lie one behind the other (``cu_seqlens``).
     """
+    from daydream.operators.attention import seen_pairs
+
     data = work.parts[0].data
     if work.kind != "attention" or data["queries"] != data["keys"] or data["keys"] <= tokens:
         return work

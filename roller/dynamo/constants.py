@@ -54,7 +54,7 @@ def use_huge_pages(tensors: Iterable[Any]) -> None:
     madvise = _madvise()
     for tensor in tensors if madvise is not None else ():
         # What is no tensor of numbers, such as one of shapes alone or another graph, has no pages.
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_mkldnn:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu and not tensor.is_mkldnn:
             storage = tensor.untyped_storage()
             start = -(-storage.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
             size = (storage.data_ptr() + storage.nbytes() - start) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES

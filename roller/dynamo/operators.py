@@ -77,7 +77,7 @@ def region_operator(
 
 
 def definition_of(op: Any) -> RegionOperator | None:
-    """What an operator was defined as; None where it is none of ours."""
+    """The definition of an operator; None where it is none of ours."""
     return _definitions.get(op)
 
 

@@ -70,7 +70,7 @@ class StoredGraph:
 
 @dataclass
 class Recording:
-    """What a graph becomes while it is compiled.
+    """A graph on its way to compiled code.
 
     Attributes:
         derivations: of its constants.

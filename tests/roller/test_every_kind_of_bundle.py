@@ -57,6 +57,8 @@ OPERATORS: tuple[dict[str, Any], ...] = (
     {"op": "avg_pool2d", "n": 1, "c": 5, "h": 9, "w": 9, "kh": 3, "kw": 3, "stride": 2},
     {"op": "max_pool2d", "n": 1, "c": 5, "h": 9, "w": 9, "kh": 3, "kw": 3, "stride": 2},
     {"op": "reduce", "function": "mean", "shape": [37, 130], "axes": [1]},
+    {"op": "reduce", "function": "argmax", "shape": [37, 130], "axes": [1]},
+    {"op": "scan", "function": "sum", "shape": [37, 130]},
     {"op": "elementwise", "function": "add", "shapes": [[37, 40], [40]]},
     {"op": "softmax", "shape": [5, 130]},
     {"op": "softmax", "shape": [2, 40000], "algorithms": ("split-rows",)},

@@ -122,7 +122,7 @@ def test_schedules_of_a_file_are_scored(tmp_path: Path) -> None:
         '{"rows": 512, "step": 128, "warps": 8}',
     ]
     (tmp_path / "schedules.jsonl").write_text("\n".join(lines))
-    first, second = score_file(tmp_path / "schedules.jsonl", operator_from_data(operator(NARROW)), A100).rows(0, 2)
+    first, second = score_file(tmp_path / "schedules.jsonl", operator_from_data(operator(NARROW)), A100).rows([0, 1])
     best = found(operator(NARROW)).ranked(1)[0]
     assert isinstance(best, ChainProgram) and first.estimate.seconds == pytest.approx(best.estimate.seconds, rel=0.05)
     assert second.reason is not None and "registers each: no block fits" in second.reason

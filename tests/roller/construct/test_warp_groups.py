@@ -72,8 +72,8 @@ def test_a_board_without_them_cannot_run_their_schedules() -> None:
     }  # fmt: skip
     groups = schedules_from_json(json.dumps(schedule).encode(), expr)
     on_h200, on_a100 = (score(groups, load_device(name)) for name in ("h200", "a100"))
-    assert on_h200.rows(0, 1)[0].reason is None
-    assert on_a100.rows(0, 1)[0].reason == "a100-pcie-40gb has no matrix instruction for this operator"
+    assert on_h200.rows([0])[0].reason is None
+    assert on_a100.rows([0])[0].reason == "a100-pcie-40gb has no matrix instruction for this operator"
 
 
 def test_a_warp_of_a_group_has_sixteen_rows() -> None:
