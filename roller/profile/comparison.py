@@ -32,7 +32,7 @@ ENOUGH_KERNELS = 3
 NUMBERS_OF_STAGE = {
     "compute": "sustained_flops of throughput and matrix_instructions",
     "issue": "clocks.sustained_hz",
-    "shared": "layers.shared.bandwidth_bytes_per_second",
+    "shared": "clocks.boost_hz",
     "l2": "layers.l2.bandwidth_bytes_per_second",
     "dram": "layers.dram.bandwidth_bytes_per_second",
     "latency": "latency_seconds of layers",
