@@ -71,7 +71,7 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     expr = form.expr
     sizes = _covering(expr, sizes)
     # By dimension of a tensor: the largest index that is read over the axes as they were, and over the new ones; and
-    # that of loads over the new ones that have no pad.
+    # that of loads over the new ones that never left the tensor there.
     reach: dict[str, list[tuple[int, int]]] = {}
     inside: dict[str, list[int]] = {}
     reads: dict[str, list[Load]] = {}
@@ -81,16 +81,18 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
             reads.setdefault(load.tensor, []).append(load)
             furthest = reach.setdefault(load.tensor, ends)
             reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(furthest, ends, strict=True)]
-            if load.pad is None:
-                lasts = inside.setdefault(load.tensor, [0] * len(ends))
-                inside[load.tensor] = [max(last, end) for last, (_, end) in zip(lasts, ends, strict=True)]
+            lasts = inside.setdefault(load.tensor, [0] * len(ends))
+            stays = _stays_inside(load, expr)
+            inside[load.tensor] = [
+                max(last, end) if stay else last for last, (_, end), stay in zip(lasts, ends, stays, strict=True)
+            ]
     written = {statement.tensor: statement for statement in expr.statements}
     tensors = []
     for tensor in expr.tensors:
         if tensor.name in written:
             shape = tuple(sizes[axis] for axis in written[tensor.name].axes)
         else:
-            ends, lasts = reach[tensor.name], inside.get(tensor.name, [0] * len(tensor.shape))
+            ends, lasts = reach[tensor.name], inside[tensor.name]
             shape = tuple(
                 max(last + 1, extent + end - before)
                 for extent, (before, end), last in zip(tensor.shape, ends, lasts, strict=True)
@@ -102,6 +104,13 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
     return replace(form, expr=expr.rewritten(axes=axes, tensors=tuple(tensors)))
+
+
+def _stays_inside(load: Load, expr: TensorExpr) -> list[bool]:
+    """By dimension of the tensor, True where a load stays within it: no guard is written there."""
+    bounds = [index.bounds(expr.sizes) for index in load.indices]
+    shape = expr.tensor_by_name[load.tensor].shape
+    return [load.pad is None or (low >= 0 and high < extent) for (low, high), extent in zip(bounds, shape, strict=True)]
 
 
 def _covering(expr: TensorExpr, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -74,3 +74,10 @@ def test_a_tensor_read_with_a_pad_and_without_one_holds_what_has_none() -> None:
     text = "Y[i,j] = X[j,i] + X[3*i, j | pad=0]"
     form = operator_form(parse_program(text, {"i": 20, "j": 500}, {}, shapes={"X": [500, 20]}))
     assert resize(form, {"i": 2, "j": 40}).expr.inputs[0].shape[0] >= 40
+
+
+def test_a_padded_load_stays_within_the_dimensions_that_it_never_left() -> None:
+    text = "P[f,w] = sum(c, X[c, w + 1 | pad=0] * W[c,f]); Y[f,w] = P[f,w] + X[f + w, 0 | pad=0]"
+    form = operator_form(parse_program(text, {"f": 29, "w": 28, "c": 33}, {}, shapes={"X": [33, 25], "W": [33, 29]}))
+    shapes = {tensor.name: tensor.shape for tensor in resize(form, {"f": 5, "w": 28, "c": 33}).expr.inputs}
+    assert shapes["X"][0] == 33, "a kernel guards no read by c"
