@@ -10,6 +10,7 @@ no shuffles, both go through shared memory.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def lower(request: LineRequest) -> Lowered:
     return (_Scan if request.problem.is_scan else _Place)(request).run()
 
 
-class _Lines:
+class _Lines(ABC):
     """One kernel, its statements in the order in which they are written."""
 
     def __init__(self, request: LineRequest) -> None:
@@ -71,9 +72,9 @@ class _Lines:
         )  # fmt: skip
 
     @property
+    @abstractmethod
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        raise NotImplementedError
 
     def name(self, wanted: str) -> str:
         """A name that the kernel has not got."""
@@ -112,13 +113,13 @@ class _Lines:
         else:
             self._together()
 
+    @abstractmethod
     def _alone(self) -> None:
         """A line of a thread of its own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _together(self) -> None:
         """A line that threads share."""
-        raise NotImplementedError
 
     # ---- elements
 
