@@ -10,11 +10,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from bench.fuzz.kernels import CANDIDATES, DEVICES, Kernel, device_of, drawn, kernels_of, outcome_of
 from bench.fuzz.operators import Data, operator, target_of
 from bench.fuzz.shrink import failure, shrunk
+from bench.fuzz.sound import shaken, unit_of
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
 from codegen.target import Target
@@ -113,7 +112,7 @@ def _distinct_forms(kernels: Sequence[Kernel]) -> list[KernelForm]:
 def meaning_error(form: KernelForm) -> float:
     """Error of the canonical form, whose kernels are run against it, to the operator as its author wrote it.
 
-    0 where that would take long, and where inputs that change in their last place change the result, too.
+    0 where that would take long, and where what changes in its last place on the way changes the result, too.
     """
     expr = form.source
     points = max(
@@ -124,11 +123,7 @@ def meaning_error(form: KernelForm) -> float:
         return 0.0
     values_by_name: dict[str, Any] = dict(random_inputs(expr, 0))
     expected = evaluate(expr, values_by_name)
-    chance = np.random.default_rng(0)
-    shaken = {
-        name: values * (1 + 2.0**-51 * chance.uniform(-1, 1, values.shape)) for name, values in values_by_name.items()
-    }
-    moved = evaluate(expr, shaken)
+    moved, _ = shaken(expr, values_by_name, unit_of("float64"), 0)
     if relative_error(moved, expected) > MOST_MEANING_ERROR / 10:
         return 0.0
     for kernel in form.stages or (form,):

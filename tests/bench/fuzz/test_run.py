@@ -12,9 +12,12 @@ import bench.fuzz.kernels
 from bench.fuzz.kernels import Kernel, drawn, kernels_of, outcome_of
 from bench.fuzz.run import examined, examined_data, meaning_error, shrunk_operator
 from bench.fuzz.shrink import shrunk
+from bench.fuzz.sound import error_of_plain_sums, shaken, unit_of
+from codegen.tolerance import relative_error
 from codegen.verify.result import Verification
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import random_inputs
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
@@ -110,6 +113,26 @@ def test_what_cancels_inside_a_function_is_no_fault_of_a_kernel() -> None:
     data = {"expr": "C[i] = min(k, A[k,i] * k); Y[i] = gelu(C[i] * 3 - 5)", "sizes": {"i": 1, "k": 3}}
     kernel: Kernel = kernels_of(operator_from_data(data), "v100")[0]
     assert outcome_of(kernel, _Judged("relative error 0.3 is above 0.0001", 0.3, i=1, k=3).result) == "unsound"
+
+
+def test_equal_terms_added_one_by_one_are_no_fault_of_a_kernel() -> None:
+    data = {"expr": "Y[i] = sum(k, min(X[i,k], T[i] - 9.1))", "sizes": {"i": 2, "k": 400000}}
+    expr = operator_from_data(data)
+    kernel: Kernel = kernels_of(expr, "v100")[0]
+    off = error_of_plain_sums(expr)
+    assert off > 1e-4
+    slight = _Judged("relative error is above 0.0001", 2 * off, i=2, k=400000)
+    assert outcome_of(kernel, slight.result) == "unsound"
+    grave = _Judged("relative error 0.9 is above 0.0001", 0.9, i=2, k=400000)
+    assert outcome_of(kernel, grave.result) == "wrong"
+
+
+def test_rows_that_cancel_wholly_are_not_compared_in_their_meaning() -> None:
+    rows = "M[i] = sum(j, X[i,j]) / 4096; R[i] = sum(j, X[i,j] - M[i]) / 4096; Y[i,j] = tanh(X[i,j] - M[i]) * R[i]"
+    form = kernel_form(operator_from_data({"expr": rows, "sizes": {"i": 2, "j": 4096}}))
+    moved = [shaken(form.source, random_inputs(form.source, 0), unit_of("float64"), seed)[0] for seed in range(2)]
+    assert relative_error(*moved) > 1e-2
+    assert meaning_error(form) == 0.0
 
 
 def test_seeds_are_those_of_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
