@@ -32,7 +32,7 @@ from functools import cached_property
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.attention_gradient import gradient_flops
-from sokoban.kernel.kernel import Kernel
+from sokoban.kernel.kernel import ExpressionKernel
 from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
@@ -44,7 +44,6 @@ from sokoban.kernel.statements import (
     reduction_of,
     renamed_to,
     too_much,
-    widened_tensors,
 )
 from sokoban.language.expression import (
     FLOAT8_DTYPES,
@@ -58,7 +57,6 @@ from sokoban.language.expression import (
     Value,
     loads,
     rewrite,
-    statement_text,
     walk,
 )
 from sokoban.language.named.attention import Attention
@@ -68,7 +66,7 @@ from sokoban.language.named.expressions import in_program
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelForm(Kernel):
+class KernelForm(ExpressionKernel):
     """An operator in canonical form.
 
     Attributes:
@@ -99,22 +97,9 @@ class KernelForm(Kernel):
         return self.expr.name
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that it reads."""
-        return self.expr.inputs
-
-    @property
-    def output(self) -> Tensor:
-        """The tensor that it writes."""
-        return self.expr.output
-
-    def widened(self) -> KernelForm:
-        """The operator with narrower floats in float32."""
-        return replace(self, expr=replace(self.expr, tensors=widened_tensors(self.expr.tensors)))
-
-    def statement_text(self) -> str:
-        """Computation of the kernel, as the expression language writes it."""
-        return "; ".join(statement_text(statement) for statement in self.source.statements)
+    def stated(self) -> tuple[Statement, ...]:
+        """The statements as the user wrote them."""
+        return self.source.statements
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from sokoban.language.expression import Tensor
+from sokoban.kernel.statements import widened_tensors
+from sokoban.language.expression import Statement, Tensor, TensorExpr, statement_text
 
 
 class _HasTensors(Protocol):
@@ -17,6 +19,7 @@ class _HasTensors(Protocol):
 
 
 _K = TypeVar("_K", bound="Kernel")
+_E = TypeVar("_E", bound="ExpressionKernel")
 
 
 class Kernel:
@@ -43,3 +46,34 @@ class Kernel:
     def widened(self: _K) -> _K:
         """The kernel as OpenCL C has it: with narrower floats in float32 where its text cannot read them."""
         return self
+
+
+class ExpressionKernel(Kernel):
+    """A kernel that computes an expression: a frozen dataclass with the field ``expr``."""
+
+    expr: TensorExpr
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that it reads, in order of first use."""
+        return self.expr.inputs
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it writes."""
+        return self.expr.output
+
+    @property
+    def stated(self) -> tuple[Statement, ...]:
+        """The statements by which it is described."""
+        return self.expr.statements
+
+    def widened(self: _E) -> _E:
+        """The kernel with narrower floats in float32 where its text in OpenCL C cannot read them."""
+        if self.KEEPS_NARROW_FLOATS:
+            return self
+        return replace(self, expr=replace(self.expr, tensors=widened_tensors(self.expr.tensors)))  # type: ignore[type-var]
+
+    def statement_text(self) -> str:
+        """Computation of the kernel, as the expression language writes it."""
+        return "; ".join(statement_text(statement) for statement in self.stated)

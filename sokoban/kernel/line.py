@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sokoban.kernel.kernel import Kernel
+from sokoban.kernel.kernel import ExpressionKernel
 from sokoban.kernel.statements import (
     axes_of,
     distinct_reduced_axes,
     reads_elementwise,
     renamed_to,
     too_much,
-    widened_tensors,
 )
 from sokoban.language.expression import (
     AffineIndex,
@@ -30,12 +29,11 @@ from sokoban.language.expression import (
     TensorExpr,
     Value,
     loads,
-    statement_text,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineKernel(Kernel):
+class LineKernel(ExpressionKernel):
     """A scan or a place along an axis, and one point-wise statement of what it makes.
 
     Attributes:
@@ -53,27 +51,9 @@ class LineKernel(Kernel):
         return self.expr.name
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that it reads."""
-        return self.expr.inputs
-
-    @property
-    def output(self) -> Tensor:
-        """The tensor that it writes."""
-        return self.expr.output
-
-    @property
     def sizes(self) -> Mapping[str, int]:
         """Elements of every axis."""
         return self.expr.sizes
-
-    def widened(self) -> LineKernel:
-        """The kernel with narrower floats in float32."""
-        return replace(self, expr=replace(self.expr, tensors=widened_tensors(self.expr.tensors)))
-
-    def statement_text(self) -> str:
-        """Computation of the kernel, as the expression language writes it."""
-        return "; ".join(statement_text(statement) for statement in self.expr.statements)
 
     @property
     def line(self) -> Statement:

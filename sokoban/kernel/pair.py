@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hal.support.errors import InputError
-from sokoban.kernel.kernel import Kernel
+from sokoban.kernel.kernel import ExpressionKernel
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.statements import (
     distinct_reduced_axes,
@@ -26,11 +26,9 @@ from sokoban.language.expression import (
     Call,
     Load,
     Statement,
-    Tensor,
     TensorExpr,
     Value,
     loads,
-    statement_text,
 )
 
 #: Element types of the factors and of the result.
@@ -38,7 +36,7 @@ PAIR_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductPair(Kernel):
+class ProductPair(ExpressionKernel):
     """``Y[.., m, p] = final(sum(n, inner(sum(k, X[.., m, k] * A[.., k, n])) * B[.., n, p]))``.
 
     Attributes:
@@ -70,16 +68,6 @@ class ProductPair(Kernel):
     final: Statement
     summed: str
     result: str
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The factors, and what the point-wise functions read, in order of first use."""
-        return self.expr.inputs
-
-    @property
-    def output(self) -> Tensor:
-        """The result."""
-        return self.expr.output
 
     @property
     def dtype(self) -> str:
@@ -155,10 +143,6 @@ class ProductPair(Kernel):
     def final_loads(self) -> tuple[Load, ...]:
         """Loads of the final statement besides sums."""
         return tuple(load for load in loads(self.final.value) if load.tensor != self.result)
-
-    def statement_text(self) -> str:
-        """Computation of the kernel, as text."""
-        return "; ".join(statement_text(statement) for statement in self.expr.statements)
 
 
 def product_pair(source: TensorExpr) -> ProductPair:
