@@ -61,7 +61,7 @@ class Process:
         timer.start()
         line = ""
         try:
-            with suppress(BrokenPipeError):  # told from the missing answer
+            with suppress(BrokenPipeError):  # the missing answer says it
                 process.stdin.write(json.dumps(dict(request)) + "\n")
                 process.stdin.flush()
                 line = process.stdout.readline()

@@ -112,8 +112,8 @@ def _numpy_step(step: Any) -> Callable[[Array, Mapping[str, Array]], object]:
 
 def openblas_kernels() -> str:
     """The kernels that NumPy's OpenBLAS has chosen, ``SkylakeX``; empty for another BLAS."""
-    beside = Path(np.__file__).parent.with_name("numpy.libs")
-    for library in sorted(beside.glob("libscipy_openblas64_*")):
+    libraries = Path(np.__file__).parent.with_name("numpy.libs")
+    for library in sorted(libraries.glob("libscipy_openblas64_*")):
         name = ctypes.CDLL(str(library)).scipy_openblas_get_corename64_
         name.restype = ctypes.c_char_p
         return str(name().decode())

@@ -176,7 +176,7 @@ def extract_trace(directory: Path, trace: str, target: Path) -> Path:
                 raise KeyError(name)
             data = member.read()
     except (OSError, KeyError, tarfile.TarError):
-        raise InputError(str(directory / archive), f"has no trace {name!r}", "copy it beside results.json") from None
+        raise InputError(str(directory / archive), f"has no trace {name!r}", "copy it next to results.json") from None
     path = target / Path(name).name
     path.write_bytes(data)
     return path

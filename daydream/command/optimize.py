@@ -262,7 +262,7 @@ def _print(source: str, answer: Optimized) -> None:
         print_line(sentence)
     if modules := checkpointed(best):
         print_line(f"torch.utils.checkpoint around: {', '.join(modules)}")
-    print_line(best.exchange.gradients.told())
+    print_line(best.exchange.gradients.summary())
 
 
 def _print_wrapping(record: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def recording_options(command: Callable[..., Any], *, required: bool = True) -> 
     for option in (
         json_option(),
         html_option(),
-        out_option("Also write the timeline (.json or .json.gz) to open in Perfetto beside the trace."),
+        out_option("Also write the timeline (.json or .json.gz) to open in Perfetto next to the trace."),
         step_option(),
         click.option(
             "--steps-by",

@@ -93,20 +93,20 @@ class Edit:
         """
         if not (np.isfinite(duration_us) and duration_us >= 0):
             raise ValueError(f"{name}: a duration must be a finite number of microseconds, 0 or more")
-        beside = after if after is not None else before
-        if beside is None and thread is None:
-            raise ValueError(f"{name}: needs a task to stand beside, or a thread")
+        neighbour = after if after is not None else before
+        if neighbour is None and thread is None:
+            raise ValueError(f"{name}: needs a neighbouring task, or a thread")
         identity = len(self.graph) + len(self._added)
         self._added.append(
             {
                 "name": self._names.setdefault(name, len(self._names)),
                 "kind": int(kind),
-                "thread": thread if thread is not None else self._of(beside, "thread"),
+                "thread": thread if thread is not None else self._of(neighbour, "thread"),
                 "duration_us": duration_us,
                 "gap_us": gap_us,
                 "layer": layer,
                 "phase": int(phase),
-                "step": step if step is not None else (self._of(beside, "step") if beside is not None else NONE),
+                "step": step if step is not None else (self._of(neighbour, "step") if neighbour is not None else NONE),
                 "mark": int(Mark.NONE),
                 "operator": operator,
                 "event": NONE,

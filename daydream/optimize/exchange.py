@@ -51,7 +51,7 @@ class Exchange:
                 communication on a channel.
         """
         if cost.workers < 2:
-            raise InputError("--workers", "1 worker has nobody to exchange gradients with", "write 2 or more")
+            raise InputError("--workers", "1 worker has no other to exchange gradients with", "write 2 or more")
         if not all(thread.ordered for thread in graph.threads):
             raise InputError("--pass", "the graph already has an exchange on a channel", "leave passes like ddp out")
         gradients = find_gradients(graph, gradient_mb)

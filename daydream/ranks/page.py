@@ -74,7 +74,7 @@ def _tiles(findings: Findings) -> str:
         tile("even load", f"{ms(findings.even_us)} ms", f"{ms(findings.step_us - findings.even_us)} ms less"),
         tile(
             "holds up most",
-            f"rank {late[0].rank}" if late else "nobody",
+            f"rank {late[0].rank}" if late else "none",
             f"{ms(late[0].held_up_us)} ms" if late else "",
         ),
     ]

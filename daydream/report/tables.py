@@ -31,7 +31,7 @@ SUSTAINED = (
 
 #: Said where :attr:`daydream.report.analysis.Comparison.paced`.
 PACED = (
-    "Steps are told by their completions, as in a long training: after the change the CPU runs ahead of the GPU, so"
+    "Steps are counted by their completions, as in a long training: after the change the CPU runs ahead of the GPU, so"
     " that its own marks say little."
 )
 

@@ -125,7 +125,7 @@ def _between(trace: Trace, boundaries: _Boundaries) -> Steps:
     names = [f"step {number}" for number in range(len(begin))]
     thread = np.full(len(begin), boundaries.thread)
     warning = (
-        f"no ProfilerStep in the trace: {len(begin)} steps are told by {boundaries.words}"
+        f"no ProfilerStep in the trace: {len(begin)} steps are counted by {boundaries.words}"
         " (--steps-by none reads it as one step)"
     )
     return _steps(trace, names, thread, begin, end, outer_only=False, warnings=(warning,))

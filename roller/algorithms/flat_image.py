@@ -264,8 +264,8 @@ class _Layout:
         flat = replace(image, shape=shape, external_shape=image.caller_shape)
         taps = zip(self.taps, self.pitches, roles.dilations, strict=True)
         moved = AffineIndex.of({self.place: 1, **{tap: pitch * dilation for tap, pitch, dilation in taps}})
-        beside, inside = self.images, (*self.parities, roles.channels)
-        data = Load(flat.name, (*map(AffineIndex.axis, beside), moved, *map(AffineIndex.axis, inside)))
+        outer, inside = self.images, (*self.parities, roles.channels)
+        data = Load(flat.name, (*map(AffineIndex.axis, outer), moved, *map(AffineIndex.axis, inside)))
         if self.keeps_filters:
             factor, weights = self._weights(), self.form.expr.tensor_by_name[roles.weights.tensor]
         else:

@@ -35,7 +35,7 @@ _SUFFIXES = (".toml", ".json")
     default=None,
     help="Write a device file, .toml or .json; with cpu a description of the cores.",
 )
-@click.option("--compare", "other", default=None, metavar="NAME|FILE", help="Print a board's numbers beside these.")
+@click.option("--compare", "other", default=None, metavar="NAME|FILE", help="Print a board's numbers next to these.")
 @click.option("--only", multiple=True, metavar="NAME", help="Measure this quantity alone; may be repeated.")
 @click.option("--json/--no-json", "as_json", default=False, help="All readings as one JSON object on stdout.")
 def microbench_command(device: str, out: Path | None, other: str | None, only: tuple[str, ...], as_json: bool) -> None:
@@ -73,7 +73,7 @@ class _Gpu:
         self.known = shipped_board(self.launcher.board)
         self.title = self.launcher.board.title
         self.run: QuantityResults = measure_gpu(self.launcher, only, datasheet=self.known, progress=_progress())
-        self.beside: list[tuple[Measurement, Measurement, float]] = []
+        self.compared: list[tuple[Measurement, Measurement, float]] = []
         self._only = only
 
     def described(self) -> DeviceSpec:
@@ -102,7 +102,7 @@ class _Cpu:
         self.topology = read_topology()
         cores = len(self.topology.cpus)
         self.title = f"{cores} cores, {self.topology.simd_bits}-bit vectors"
-        self.beside = list(beside_numpy(self.run.measurements))
+        self.compared = list(beside_numpy(self.run.measurements))
 
     def described(self) -> CpuDescription:
         """The description; raises InputError where a number of it was not measured."""
@@ -171,8 +171,8 @@ def _record(measured: _Gpu | _Cpu, spec: DeviceSpec | CpuDescription | None, oth
         "failures": measured.run.failures,
         "spec": None if spec is None else to_builtins(spec),
     }
-    if measured.beside:
-        record["beside_numpy"] = {ours.key: [numpy.key, ratio] for ours, numpy, ratio in measured.beside}
+    if measured.compared:
+        record["beside_numpy"] = {ours.key: [numpy.key, ratio] for ours, numpy, ratio in measured.compared}
     if other is not None:
         rows = _compared(measured, spec, other)
         record["compared"] = {"name": other.name, "ratios": {path: mine / its for path, mine, its, _ in rows}}
@@ -189,7 +189,7 @@ def _print(
         console = Console(width=200, highlight=False)
     console.print(measured.title, markup=False)
     console.print(_table(measured.run.measurements.values()))
-    if measured.beside:
+    if measured.compared:
         console.print()
         console.print(_beside_table(measured))
     if other is not None:
@@ -223,7 +223,7 @@ def _beside_table(measured: _Gpu | _Cpu) -> Table:
     from hal.support.tables import new_table
 
     table = new_table(("ours",), ("value",), ("NumPy, same run",), ("value", "ours / NumPy"))
-    for ours, numpy, ratio in measured.beside:
+    for ours, numpy, ratio in measured.compared:
         table.add_row(
             ours.key, _shown(ours.value, ours.unit), numpy.key, _shown(numpy.value, numpy.unit), f"{ratio:.2f}"
         )

@@ -51,7 +51,7 @@ def attention_origin(kernel: AttentionKernel, schedule: AttentionSchedule) -> It
             2.0 * attention.b * attention.heads * attention.queries * attention.key_count
             * (attention.head_dim + attention.value_size)
         )  # fmt: skip
-        yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that nobody sees are not walked")
+        yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that it hides are not walked")
     if kernel.slices > 1:
         yield from wrapped(
             f"few rows leave units idle: {kernel.slices} blocks share the keys of the same rows, and a second kernel "

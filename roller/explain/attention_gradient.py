@@ -53,7 +53,7 @@ def gradient_origin(kernel: AttentionGradientKernel, schedule: GradientSchedule)
         yield from wrapped(f"the {kernel.group} heads that share keys are rows of one product")
     if attention.causal:
         seen = seen_pairs(attention) / (attention.queries * attention.key_count)
-        yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that nobody sees are not walked")
+        yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that it hides are not walked")
 
 
 def gradient_lines(

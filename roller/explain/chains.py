@@ -46,13 +46,13 @@ def considered_lines(programs: Programs) -> Iterator[str]:
     if not programs.direct:
         for sequence, fused in zip(programs.considered[:-1], programs.considered[1:], strict=True):
             seconds = sequence.programs[0].estimate.seconds
-            yield f"One kernel of two products, beside {time_text(seconds)} of the best sequence"
+            yield f"One kernel of two products, against {time_text(seconds)} of the best sequence"
             yield from _considered(replace(fused, programs=fused.programs[:3]), seconds)
         return
     direct = programs.direct[0].estimate
     launch = time_text(programs.device.launch_overhead_seconds)
     best = time_text(direct.seconds)
-    yield f"Algorithms of several kernels, beside {best} of the best single one; a launch is {launch}"
+    yield f"Algorithms of several kernels, against {best} of the best single one; a launch is {launch}"
     for considered in programs.considered:
         yield from _considered(considered, direct.seconds)
 

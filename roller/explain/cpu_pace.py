@@ -35,7 +35,7 @@ def cpu_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "issue": "instructions to start",
         "l1": f"requests of {first}",
         "chain": "sums that wait for themselves",
-        "latency": "lines that nobody asked for ahead",
+        "latency": "lines not fetched ahead",
         "copying": "copies, while nothing is computed",
         **ways,
         "block_launch": "starts of blocks",
@@ -51,7 +51,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "uneven blocks": f"{unit}s that wait for the busiest",
         "core": f"other stages of a {unit} that it does not hide",
         "layers": f"layers outside a {unit} that it does not hide",
-        "copying": "copies beside which nothing is computed",
+        "copying": "copies during which nothing is computed",
         "block_launch": "starting blocks",
         "launch": "launching",
     }

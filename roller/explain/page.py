@@ -360,7 +360,7 @@ def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     band = raster_axes({axis: -(-form.sizes[axis] // size) for axis, size in schedule.block})
     if schedule.raster and band:
         yield from wrapped(
-            f"blocks are launched in bands, {schedule.raster} beside each other along {band[1]} and all the way down "
+            f"blocks are launched in bands, {schedule.raster} next to each other along {band[1]} and all the way down "
             f"{band[0]}: those that run together share more of what L2 holds"
         )
     waste = math.prod(

@@ -90,9 +90,9 @@ def inspect_path(path: Path, rank: int | None = None, architecture: str | None =
         return inspect_bundle(path, rank or 1, architecture)
     if not path.is_file():
         raise InputError(str(path), "no such file", "give a bundle's folder, a .cu or a .cubin")
-    beside = _rank_of(path)
-    if beside is not None:
-        return inspect_bundle(path.parent, beside, architecture, path.name)
+    bundle_rank = _rank_of(path)
+    if bundle_rank is not None:
+        return inspect_bundle(path.parent, bundle_rank, architecture, path.name)
     if rank is not None:
         raise InputError("--rank", f"{path} is one file, not a bundle", "leave it out")
     if path.suffix == ".cubin":

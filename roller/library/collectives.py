@@ -238,7 +238,7 @@ def check_ranks(ranks: ArrayLike, node: NodeSpec) -> None:
     """
     counts = np.atleast_1d(np.asarray(ranks, np.float64))
     if np.any(counts < 2):
-        raise InputError("ranks", f"got {counts.min():g}, expected 2 or more", "one rank communicates with nobody")
+        raise InputError("ranks", f"got {counts.min():g}, expected 2 or more", "one rank has no other to exchange with")
     largest = counts.max()
     if largest > node.boards and node.network is None:
         raise InputError(

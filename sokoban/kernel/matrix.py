@@ -226,8 +226,8 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
             moving = [axis for axis in reduction.axes if axis != k]
             if not (_takes(a, b, m, moving) and _takes(b, a, n, moving)):
                 continue
-            beside = [axis for axis in outputs if axis not in (m, n)]
-            if not (_meets(expr, a, b, k, beside) or _meets(expr, b, a, k, beside)):
+            batch = [axis for axis in outputs if axis not in (m, n)]
+            if not (_meets(expr, a, b, k, batch) or _meets(expr, b, a, k, batch)):
                 continue
             if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
                 continue

@@ -75,7 +75,9 @@ def collective_from_data(data: Mapping[str, Any]) -> Collective:
     if collective.bytes < 1:
         raise InputError("bytes", f"got {collective.bytes}, expected 1 or more", "write the size of a message")
     if collective.ranks < 2:
-        raise InputError("ranks", f"got {collective.ranks}, expected 2 or more", "one rank communicates with nobody")
+        raise InputError(
+            "ranks", f"got {collective.ranks}, expected 2 or more", "one rank has no other to exchange with"
+        )
     if collective.op == "send" and collective.ranks != 2:
         raise InputError("ranks", f"got {collective.ranks}, but a send is between 2", "leave ranks out")
     if collective.kernels not in COLLECTIVE_KERNELS:

@@ -44,7 +44,7 @@ _KEYS: Mapping[str, str] = {
     "stages": "buffers of every staged tile; with 2 or more the next steps are fetched while one is computed on",
     "turned": "staged tensors whose tile is stored with the last dimension that outputs walk innermost",
     "asynchronous": "with several stages of multiply-adds: copy past the registers (cp.async, sm_80 and later)",
-    "raster": "blocks beside each other in a band that is launched before the next one; 0 for no bands",
+    "raster": "blocks next to each other in a band that is launched before the next one; 0 for no bands",
     "cluster": "blocks that get a tile in common by one read, copied in bulk (sm_90a); 0 where threads copy",
     "launched": "blocks of the launch, each computing one tile after another; 0 for a block per tile",
     "kept_columns": "columns of a row that its threads keep in shared memory for later statements",

@@ -171,7 +171,7 @@ def test_steps_without_marks_are_told_by_what_repeats(optional: dict[str, str], 
     assert answer.timeline.step_us / 1e3 == pytest.approx(np.full(6, 4.05), abs=0.04)
     measured = [step.measured_us for step in answer.graph.steps]
     assert answer.timeline.step_us.tolist() == pytest.approx(measured, abs=0.01)
-    assert [f"6 steps are told by {words}" in warning for warning in answer.graph.warnings] == [True]
+    assert [f"6 steps are counted by {words}" in warning for warning in answer.graph.warnings] == [True]
     whole = replayed(looped(6, marks=False, **optional), tmp_path, steps_by="none")
     assert len(whole.graph.steps) == 1 and not whole.graph.warnings
 

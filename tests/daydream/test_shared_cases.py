@@ -110,7 +110,7 @@ def test_iterations_end_with_the_optimizer() -> None:
     assert len(prediction.before.graph.steps) == 6
     assert means_ms(prediction)[0] == pytest.approx(4.07, abs=0.01)
     assert "12 kernels of the weight update in 6 steps became 6" in prediction.applied[0].notes[0]
-    assert any("told by Optimizer.step" in warning for warning in prediction.before.graph.warnings)
+    assert any("counted by Optimizer.step" in warning for warning in prediction.before.graph.warnings)
 
 
 def test_kernels_without_time_are_said() -> None:

@@ -64,7 +64,7 @@ def warp_tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
             if warp % FRAGMENT or block % warp or warp <= 0:
                 return f"block {block} and warp {warp} of axis {axis} are no multiples of {FRAGMENT} and each other"
         elif block != 1 or warp != 1:
-            return f"axis {axis} runs beside the product and takes a tile of one"
+            return f"axis {axis} runs alongside the product and takes a tile of one"
         if schedule.vthreads_of[axis] != 1:
             return "warps have no virtual copies"
     for axis, step in schedule.step:

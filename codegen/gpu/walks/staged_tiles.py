@@ -70,10 +70,10 @@ class StagedTile:
 
     def _pieces_paced(self, threads: int) -> bool:
         """True if a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
-        row_step = threads // self._pieces_beside(threads)
+        row_step = threads // self._pieces_of_a_row(threads)
         return self.width == padded(self.width) and self.rows % row_step == 0
 
-    def _pieces_beside(self, threads: int) -> int:
+    def _pieces_of_a_row(self, threads: int) -> int:
         """Pieces of a row that as many threads copy at once."""
         return math.gcd(self.width // 8, threads)
 
@@ -93,13 +93,13 @@ class StagedTile:
     def _unguarded(self, threads: int) -> str:
         """Copies of a whole tile: one address, and constants from there."""
         pieces = self.width // 8
-        beside = self._pieces_beside(threads)
+        row_pieces = self._pieces_of_a_row(threads)
         lines = [
             self._copied(row, piece)
-            for row in range(0, self.rows, threads // beside)
-            for piece in range(0, pieces, beside)
+            for row in range(0, self.rows, threads // row_pieces)
+            for piece in range(0, pieces, row_pieces)
         ]
-        place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
+        place = f"const int tile_row = thread / {row_pieces}, piece = thread % {row_pieces};"
         pad = "  " * (2 + bool(self._inside_condition))
         body = "".join(f"{pad[2:]}{line}\n" for line in lines)
         opening = f"    if ({self._inside_condition}) {{\n" if self._inside_condition else ""

@@ -186,8 +186,8 @@ class _Stored:
             else:
                 leaves[read] = [_picked(part, writer) for part in tensors]
         if writer.part.kind is Kind.ROWS:
-            beside = {other: [other.tensor] for other in writer.writes if other is not value and other.tensor}
-            leaves.update(beside or {value: [RecordedTensor((writer.part.rows, 2), "float")]})
+            siblings = {other: [other.tensor] for other in writer.writes if other is not value and other.tensor}
+            leaves.update(siblings or {value: [RecordedTensor((writer.part.rows, 2), "float")]})
         return leaves
 
     def outputs(self, group: Group) -> Reads:

@@ -85,7 +85,7 @@ def _configuration(path: Path) -> Any:
     kind = data["model_type"]
     if kind not in CONFIG_MAPPING:
         close = difflib.get_close_matches(kind, CONFIG_MAPPING.keys(), n=3, cutoff=0.6)
-        remedy = f"did you mean {listed(close)}?" if close else "models whose code lies beside them are not run"
+        remedy = f"did you mean {listed(close)}?" if close else "models that bring code of their own are not run"
         raise InputError(f"{path}: model_type", f"transformers knows no {kind!r}", remedy)
     with failures_as_errors(str(path)):
         config = CONFIG_MAPPING[kind].from_json_file(path)

@@ -119,7 +119,9 @@ def _model(path: Path) -> Any:
     try:
         size = path.stat().st_size
         if size > FILE_LIMIT:
-            raise InputError(str(path), f"has {size} bytes", "an ONNX file has 2 GiB at most; weights lie beside it")
+            raise InputError(
+                str(path), f"has {size} bytes", "an ONNX file has 2 GiB at most; weights lie in files next to it"
+            )
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
@@ -172,7 +174,9 @@ def _tensor(proto: Any, path: Path, name: str) -> torch.Tensor:
             return torch.from_numpy(values.astype("float32")).to(TYPES[proto.data_type])
         return torch.from_numpy(values.copy())
     except (OSError, onnx.checker.ValidationError):
-        raise InputError(f"{path}: {name}", "has its values in a file that is missing", "put it beside it") from None
+        raise InputError(
+            f"{path}: {name}", "has its values in a file that is missing", "put it next to the model"
+        ) from None
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise InputError(f"{path}: {name}", f"has no readable values: {error}") from None
 

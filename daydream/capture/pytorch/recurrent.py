@@ -93,8 +93,8 @@ def reserved_numbers(mode: int, width: int, projected: int, layers: int) -> int:
     >>> reserved_numbers(2, 320, 0, 4) * 25_000 * 4, reserved_numbers(3, 320, 0, 4) * 25_000 * 4
     (736000000, 864000000)
     """
-    beside = layers * width if projected else 0
-    return layers * _RESERVED[mode] * width + (layers - 1) * (projected or width) + beside
+    projections = layers * width if projected else 0
+    return layers * _RESERVED[mode] * width + (layers - 1) * (projected or width) + projections
 
 
 def _rnn_backward(

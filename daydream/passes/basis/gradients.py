@@ -36,7 +36,7 @@ class Gradients:
         """The step with most bytes: a complete one if any is."""
         return max(self.steps, key=self.bytes_of)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """One sentence on their number, size and source."""
         of_step = self.steps[self.largest_step]
         size = self.bytes_of(self.largest_step) / 1e6

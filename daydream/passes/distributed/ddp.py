@@ -96,7 +96,7 @@ class Ddp:
         if len(recorded):
             return _reprice(graph, recorded, cost, self.existing)
         if self.workers == 1:
-            return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
+            return Outcome(graph, ("1 worker has no other to exchange gradients with: nothing changed",))
         gradients = find_gradients(graph, self.gradient_mb)
         grouped = Grouping.of(graph, self.first_bucket_mb, self.bucket_mb)
         has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
@@ -106,9 +106,9 @@ class Ddp:
         largest = grouped(gradients.steps[gradients.largest_step])
         total = sum(cost.us(sum(g.bytes for g in bucket)) for bucket in largest)
         notes = [
-            gradients.told(),
+            gradients.summary(),
             f"{len(largest)} all-reduces a step among {self.workers} workers, {total / 1e3:.3f} ms a step on the "
-            f"network {cost.where}" + (f", {interference:.0%} slower beside kernels" if interference else ""),
+            f"network {cost.where}" + (f", {interference:.0%} slower while kernels run" if interference else ""),
         ]
         if not self.overlap:
             notes.append("no all-reduce starts before the backward pass ends")
@@ -276,7 +276,7 @@ def _reprice(graph: TaskGraph, recorded: Ints, cost: AllReduceCost, existing: st
     notes = [
         f"{recorded_text}: they stay in place and take what the formula gives for {cost.workers} workers "
         f"{cost.where}, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
-        + (f", {cost.slower - 1:.0%} slower beside kernels" if cost.slower > 1 else "")
+        + (f", {cost.slower - 1:.0%} slower while kernels run" if cost.slower > 1 else "")
     ]
     if len(priced) < len(recorded):
         notes.append(f"{len(recorded) - len(priced)} all-reduces of unknown size stay as recorded")

@@ -128,11 +128,11 @@ class _Kernels:
     def _add(self, name: str, duration_us: float, row: int, after: int | None = None, before: int | None = None) -> int:
         """A kernel next to a GPU task, with its launch next to that task's."""
         graph = self.edit.graph
-        beside = after if after is not None else before
-        assert beside is not None
+        neighbour = after if after is not None else before
+        assert neighbour is not None
         phase, step = Phase(int(graph.phase[row])), int(graph.step[row])
         kernel = self.edit.add(name, TaskKind.KERNEL, duration_us, after=after, before=before, phase=phase, step=step)
-        caller = int(graph.launch[beside])
+        caller = int(graph.launch[neighbour])
         if caller != NONE:
             place = {"after": caller} if after is not None else {"before": caller}
             call = self.edit.add("cudaLaunchKernel", TaskKind.CPU, self.launch_us, phase=phase, step=step, **place)

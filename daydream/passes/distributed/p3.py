@@ -81,7 +81,7 @@ class P3:
     def __call__(self, graph: TaskGraph) -> Outcome:
         """The graph with pushes and pulls."""
         if self.workers == 1:
-            return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
+            return Outcome(graph, ("1 worker has no other to exchange gradients with: nothing changed",))
         gradients = find_gradients(graph, self.gradient_mb)
         insert = _Insertion(Edit(graph), self)
         for step, of_step in gradients.steps.items():
@@ -92,7 +92,7 @@ class P3:
         steps = len(gradients.steps)
         placement = f"{self.servers} machines of their own" if self.servers else "the workers' machines"
         notes = [
-            gradients.told(),
+            gradients.summary(),
             f"{insert.slices / steps:.0f} slices a step between {self.workers} workers and servers on {placement}, "
             f"{self.busy_us(gradients.bytes_of(gradients.largest_step)) / 1e3:.3f} ms a step on each link "
             f"at {self.bandwidth:g} GB/s" + ("" if self.priority else ", first come, first served"),

@@ -224,7 +224,7 @@ def _board(graph: TaskGraph, device: str, *, needed: bool) -> tuple[DeviceSpec |
     except InputError as error:
         if needed or device != "auto":
             raise
-        return None, [f"{error.problem}; kernels are told apart by name alone, Tensor Cores supposed"]
+        return None, [f"{error.problem}; kernels are distinguished by name alone, Tensor Cores supposed"]
     return spec, [stands_in] if stands_in else []
 
 

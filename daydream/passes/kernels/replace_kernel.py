@@ -80,7 +80,7 @@ def replace_kernel(
     if not match:
         raise InputError("match", "is missing", "give a regular expression that finds the kernels to replace")
     if op != "auto" and bundle:
-        raise InputError("bundle", "stands beside op", "give one of them")
+        raise InputError("bundle", "was given together with op", "give one of them")
     seconds, source = _of_bundle(Path(bundle)) if bundle else _of_file(graph, op, device, chosen, search)
     calls = _matched_calls(graph, match)
     changes = [Change(main, rows, seconds * 1e6, source) for main, rows in calls]

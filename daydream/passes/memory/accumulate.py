@@ -81,7 +81,7 @@ def accumulate(graph: TaskGraph, *, steps: int = 4, grow: bool = False, memory_g
     adds = _Additions.of(graph, memory_gbps)
     if adds is not None:
         adds.insert(edit, steps - 1)
-        notes.append(adds.told(steps - 1))
+        notes.append(adds.summary(steps - 1))
     else:
         notes.append("nothing tells the gradients' sizes: adding them costs nothing")
     after = None if before is None else _accumulated(before, 1 if grow else steps)
@@ -179,7 +179,7 @@ class _Additions:
                 elif gradient.hook != NONE:
                     edit.add(name, TaskKind.CPU, length + self.call_us * times, after=gradient.hook, **place)
 
-    def told(self, times: int) -> str:
+    def summary(self, times: int) -> str:
         """One sentence."""
         count = max(len(of_step) for of_step in self.gradients.values())
         size = max(sum(each.bytes for each in of_step) for of_step in self.gradients.values())

@@ -77,11 +77,15 @@ class _Copies:
             for number, label in enumerate(("to host", "to board"), start=1)
         }
 
-    def copy(self, label: str, size: float, *, behind: int, beside: int) -> int:
-        """A copy that may start when task `behind` has ended (-1: at once), launched next to the call of `beside`."""
+    def copy(self, label: str, size: float, *, behind: int, neighbour: int) -> int:
+        """A copy that may start when task `behind` has ended (-1: at once), launched next to `neighbour`'s call."""
         graph = self.edit.graph
-        place = {"phase": int(graph.phase[beside]), "layer": int(graph.layer[beside]), "step": int(graph.step[beside])}
-        side = {"after": beside} if behind == beside else {"before": beside}
+        place = {
+            "phase": int(graph.phase[neighbour]),
+            "layer": int(graph.layer[neighbour]),
+            "step": int(graph.step[neighbour]),
+        }
+        side = {"after": neighbour} if behind == neighbour else {"before": neighbour}
         task = self.edit.add(
             f"offload {label}",
             TaskKind.MEMCPY,
@@ -93,9 +97,9 @@ class _Copies:
         )
         if behind != NONE:
             self.edit.depend(behind, task, Dependency.SYNC)
-        call = int(graph.launch[beside])
+        call = int(graph.launch[neighbour])
         if call != NONE:
-            anchor = {"after": call} if behind == beside else {"before": call}
+            anchor = {"after": call} if behind == neighbour else {"before": call}
             launch = self.edit.add("cudaMemcpyAsync", TaskKind.CPU, self._call_us, **anchor, **place)
             self.edit.depend(launch, task, Dependency.LAUNCH, self._latency_us)
         return task
@@ -117,11 +121,11 @@ def _states(graph: TaskGraph, memory: HeldMemory | None, copies: _Copies, size: 
         if not len(update) or not len(backward):
             continue
         first, last = int(update.min()), int(update.max())
-        arrives = copies.copy("to board", size, behind=int(backward.max()), beside=first)
+        arrives = copies.copy("to board", size, behind=int(backward.max()), neighbour=first)
         copies.edit.depend(arrives, first, Dependency.SYNC)
         if gone != NONE:
             copies.edit.depend(gone, arrives, Dependency.SYNC)
-        gone = copies.copy("to host", size, behind=last, beside=last)
+        gone = copies.copy("to host", size, behind=last, neighbour=last)
         count += 1
     if not count:
         raise InputError("offload", "no step has a backward pass and an update on the GPU", "record a step of training")
@@ -168,7 +172,7 @@ def _maps(graph: TaskGraph, memory: HeldMemory | None, copies: _Copies, wanted: 
         outward = {each.layer: _away(copies, each, step) for each in of_step if each is not ordered[0]}
         for before, each in pairwise(ordered):
             trigger, first = before.rows[step][1], each.rows[step][1]
-            task = copies.copy("to board", each.bytes, behind=_preceding(graph, trigger), beside=trigger)
+            task = copies.copy("to board", each.bytes, behind=_preceding(graph, trigger), neighbour=trigger)
             copies.edit.depend(outward[each.layer], task, Dependency.SYNC)
             copies.edit.depend(task, first, Dependency.SYNC)
     moved = sorted(layers, key=lambda each: min(row for _, row in each.rows.values()))
@@ -189,7 +193,7 @@ def _maps(graph: TaskGraph, memory: HeldMemory | None, copies: _Copies, wanted: 
 
 def _away(copies: _Copies, each: _Layer, step: int) -> int:
     last = each.rows[step][0]
-    return copies.copy("to host", each.bytes, behind=last, beside=last)
+    return copies.copy("to host", each.bytes, behind=last, neighbour=last)
 
 
 def _preceding(graph: TaskGraph, row: int) -> int:

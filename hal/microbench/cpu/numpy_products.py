@@ -72,7 +72,7 @@ class NumpyProducts:
         """Processor time of the slowest of one product per core."""
         for worker in self._workers:
             assert worker.stdin is not None
-            with suppress(BrokenPipeError):  # told from the missing answer
+            with suppress(BrokenPipeError):  # the missing answer says it
                 worker.stdin.write("go\n")
                 worker.stdin.flush()
         answers = [worker.stdout.readline() for worker in self._workers if worker.stdout is not None]

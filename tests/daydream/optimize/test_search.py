@@ -129,5 +129,5 @@ def test_recorded_all_reduces_make_room_for_those_of_the_plan() -> None:
 
 def test_one_worker_has_nobody_to_exchange_with() -> None:
     exchange = exchange_of([(1.0, 100.0, [1e6])])
-    with pytest.raises(InputError, match=r"--workers: 1 worker has nobody to exchange gradients with"):
+    with pytest.raises(InputError, match=r"--workers: 1 worker has no other to exchange gradients with"):
         Exchange.of(exchange.graph, replace(exchange.cost, workers=1), 0.0)

@@ -250,7 +250,7 @@ def test_collectives_are_priced_on_a_node(here: Path) -> None:
         (
             ALL_REDUCE | {"ranks": 1},
             [],
-            "ops.jsonl.ranks: got 1, expected 2 or more; one rank communicates with nobody",
+            "ops.jsonl.ranks: got 1, expected 2 or more; one rank has no other to exchange with",
         ),
         (ALL_REDUCE | {"node": "pcie-pair"}, [], "ops.jsonl.node: pcie-pair holds "),
         (ALL_REDUCE, ["--node", "hgx"], "node: no node is called 'hgx'; "),

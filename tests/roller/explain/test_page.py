@@ -322,5 +322,5 @@ def test_copies_past_the_registers_and_bands_are_named() -> None:
     made = Construction(placed=PlacedForm(form, board), programs=(program,), considered=1, epsilon=0.1, seconds=0.0)
     text = " ".join(explain(Programs.of(made, top_k=1)).split())
     assert "3 buffers of each, copied asynchronously past the registers" in text
-    assert "launched in bands, 8 beside each other along n and all the way down m" in text
+    assert "launched in bands, 8 next to each other along n and all the way down m" in text
     assert "3 buffers · cp.async · bands of 8" in text

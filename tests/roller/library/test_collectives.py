@@ -137,7 +137,7 @@ def test_an_all_to_all_between_nodes_is_the_networks() -> None:
 @pytest.mark.parametrize(
     ("ranks", "node", "message"),
     [
-        (1, H100, "ranks: got 1, expected 2 or more; one rank communicates with nobody"),
+        (1, H100, "ranks: got 1, expected 2 or more; one rank has no other to exchange with"),
         (4, PAIR, "ranks: 4 are beyond the 2 boards of pcie-pair without a network; write fewer, or"),
         (12, H100, "ranks: 12 do not fill nodes of 8 boards; write a multiple of 8"),
     ],

@@ -90,7 +90,7 @@ def test_it_knows_its_patches_and_whether_they_reach_out() -> None:
 def test_rows_are_stored_as_vectors_where_they_are_aligned() -> None:
     assert tiles_back(3, 8, 8).store_width == 2
     assert tiles_back(3, 8, 7).store_width == 1
-    # Tiles of one element each lie beside each other.
+    # Tiles of one element each lie next to each other.
     assert windows(3, 8, 8).store_width == 1
 
 

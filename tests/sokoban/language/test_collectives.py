@@ -41,7 +41,7 @@ def test_what_is_no_collective(data: object) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ranks": 1}, "ranks: got 1, expected 2 or more; one rank communicates with nobody"),
+        ({"ranks": 1}, "ranks: got 1, expected 2 or more; one rank has no other to exchange with"),
         ({"ranks": None}, "ranks: Expected int, got null; the keys of a collective are op, bytes, ranks, "),
         ({"bytes": 0}, "bytes: got 0, expected 1 or more; write the size of a message"),
         ({"bytes": 1.5}, "bytes: Expected int, got float; the keys"),

@@ -94,7 +94,7 @@ def test_steps_fetched_ahead_take_no_longer_than_steps_fetched_one_by_one() -> N
 def test_what_a_pipeline_fetches_is_held_in_registers() -> None:
     shallow, deep = (schedule(step, turned=("A",), unroll=512, stages=2) for step in (8, 32))
     registers = estimate(table_of(shallow, deep), PlacedForm(MATMUL, V100)).registers
-    # 128 x 8 elements of either operand among 256 threads, and four times as many; their accesses are told apart by
+    # 128 x 8 elements of either operand among 256 threads, and four times as many; their accesses are distinguished by
     # constants.
     assert registers[1] - registers[0] == 3 * 2 * 128 * 8 // 256
 

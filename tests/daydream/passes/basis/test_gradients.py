@@ -67,7 +67,7 @@ def test_shapes_that_accumulation_recorded(tmp_path: Path):
     found = find_gradients(made)
     # 1000 and 50 floats; each is ready when the kernel launched last before its hook ends.
     assert summary(made, found) == [(4000, "b2"), (200, "b1")]
-    assert found.told() == "2 gradients of 0.0 MB a step, from the shapes that AccumulateGrad recorded"
+    assert found.summary() == "2 gradients of 0.0 MB a step, from the shapes that AccumulateGrad recorded"
     first, second = found.steps[0]
     assert made.text(first.hook) == ACCUMULATE
     assert first.hook < second.hook

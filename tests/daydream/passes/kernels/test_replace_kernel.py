@@ -118,7 +118,7 @@ def test_bad_parameters_are_one_line(tmp_path):
         replace_kernel(step(), bundle=str(tmp_path))
     with pytest.raises(InputError, match="op: the trace has no input sizes"):
         replace_kernel(graph([task("k", STREAM, 3)]), device="v100")
-    with pytest.raises(InputError, match="bundle: stands beside op"):
+    with pytest.raises(InputError, match="bundle: was given together with op"):
         replace_kernel(step(), match="x", op="x.json", bundle="y")
 
 

@@ -147,7 +147,7 @@ FEW_ROWS = form_of(op="matmul", m=16, n=3072, k=768)
 
 
 def copied(form: KernelForm, schedule: TileSchedule) -> list[float]:
-    """Bytes that come into the second cache while a core only copies; those that nobody asked for ahead."""
+    """Bytes that come into the second cache while a core only copies; those not fetched ahead."""
     tiles = tiles_of(form, schedule)
     parts = Traffic(tiles, PAIR, copies_of(tiles)).copied_into(PAIR.layer("l2"))
     return [float(part[0]) for part in parts]
