@@ -37,8 +37,8 @@ PORT_BYTES = 64
 #: Bytes of a row per step of the shallowest kernels for warps, which a remainder of k takes.
 SHALLOW_BYTES = 64
 
-#: Bytes of the shortest asynchronous copy to shared memory (``cp.async``).
-LEAST_COPY_BYTES = 4
+#: Bytes of the longest and of the shortest asynchronous copy to shared memory (``cp.async``).
+MOST_COPY_BYTES, LEAST_COPY_BYTES = 16, 4
 
 #: Most columns and summands of products whose weights fit into a thread's registers.
 NARROW = 8
@@ -125,9 +125,11 @@ class MatrixConstants:
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
     vector_seconds: float = 2.647e-07
     vector_share: float = 0.08194
-    # Steps of rows that no asynchronous copy takes over those of others. From every second network of those that
-    # pytorch-image-models measured (attention of 197 tokens and the like).
+    # Steps of rows that no asynchronous copy takes over those of others, and what every further copy of 16 bytes adds
+    # to a step of rows that are copied in pieces of 8 or 4 bytes, until that is as slow. From every second network of
+    # those that pytorch-image-models measured (attention of 197 tokens and the like; of 196 and 198).
     unaligned: float = 1.8
+    piece: float = 0.45
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
     # The library's heuristic does not know our times: candidates count by their time to minus this.
@@ -197,9 +199,7 @@ def matrix_gemm(
     """
     size = DTYPE_BYTES[dtype]
     is_aligned = aligned(n, k, size)
-    # Asynchronous copies take 16, 8 or 4 bytes; rows of an odd number of halves pass through registers.
-    is_odd = ((n * size % LEAST_COPY_BYTES != 0) | (k * size % LEAST_COPY_BYTES != 0)) & (operand_bytes is None)
-    slower = np.where(is_odd, constants.unaligned, 1.0)
+    slower = np.ones(len(m)) if operand_bytes is not None else _slower_steps(n * size, k * size, constants)
     x_bytes, w_bytes = (b * m * k * size, b * n * k * size) if operand_bytes is None else operand_bytes
     seconds, tile_m, tile_n, splits = (np.zeros(len(m)) for _ in range(4))
     stages = {name: np.zeros(len(m)) for name in STAGES}
@@ -224,6 +224,18 @@ def matrix_gemm(
         seconds=seconds, stages=stages, instruction=names, tile_m=tile_m, tile_n=tile_n, splits=splits,
         is_vector=is_vector,
     )  # fmt: skip
+
+
+def _slower_steps(n_bytes: Floats, k_bytes: Floats, constants: MatrixConstants) -> Floats:
+    """Times that a step takes longer where rows are no multiples of 16 bytes.
+
+    Asynchronous copies take 16, 8 or 4 bytes; rows of an odd number of halves pass through registers.
+    """
+    together = np.gcd(n_bytes.astype(np.int64), k_bytes.astype(np.int64))
+    copied = np.gcd(together, MOST_COPY_BYTES)
+    in_pieces = np.minimum(1 + constants.piece * (MOST_COPY_BYTES / copied - 1), constants.unaligned)
+    slower: Floats = np.where(copied < LEAST_COPY_BYTES, constants.unaligned, in_pieces)
+    return slower
 
 
 @dataclass(frozen=True)
