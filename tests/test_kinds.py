@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from codegen.gpu.lower import KINDS as LOWERED
-from roller.explain.kinds import KINDS as TOLD
+from roller.explain.kinds import KINDS as PAGES
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem
 from sokoban.model.compiled import KINDS as PRICED
@@ -56,4 +56,4 @@ def test_every_kind_has_a_row_in_every_table() -> None:
     kinds = set(get_args(Problem))
     assert set(LOWERED) == kinds
     assert set(PRICED) == kinds
-    assert set(TOLD) == kinds - {KernelForm}, "tiles have the page of programs of one kernel"
+    assert set(PAGES) == kinds - {KernelForm}, "tiles have the page of programs of one kernel"

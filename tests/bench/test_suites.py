@@ -36,7 +36,7 @@ def test_operators_of_a_kind_are_numbered_from_zero() -> None:
     assert names == [f"{kind}{number}" for kind in "MCDEPR" for number in range(kinds[kind])]
 
 
-@pytest.mark.skipif(not OPS_CSV.is_file(), reason="the measured configurations are not beside this checkout")
+@pytest.mark.skipif(not OPS_CSV.is_file(), reason="the measured configurations are not next to this checkout")
 def test_the_thesis_suite_agrees_with_the_measured_configurations() -> None:
     with OPS_CSV.open(newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}

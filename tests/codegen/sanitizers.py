@@ -1,5 +1,5 @@
 """GCC's sanitizers for kernels that LLVM compiles: the loads and stores of a kernel, after LLVM has optimised it, are
-told to the sanitizer's runtime as GCC tells it those of C.
+announced to the sanitizer's runtime as GCC announces those of C.
 
 So every access of the kernel's machine code is checked, vectors of any width at once. Local arrays of a kernel have no
 red zones between them.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from codegen.generators import linker
 
-#: What an access is told to the runtime by: a function of the address and the bytes.
+#: What announces an access to the runtime: a function of the address and the bytes.
 _TOLD_BY = {
     "address": {"load": "__asan_loadN", "store": "__asan_storeN"},
     "thread": {"load": "__tsan_read_range", "store": "__tsan_write_range"},
@@ -96,11 +96,11 @@ def _in_place() -> tuple[str, ...]:
     return prefix if is_allowed else ()
 
 
-def told(assembly: str, sanitizer: str) -> str:
-    """LLVM's text of a kernel, in which every access is told to the sanitizer before it is made.
+def announced(assembly: str, sanitizer: str) -> str:
+    """LLVM's text of a kernel, in which every access is announced to the sanitizer before it is made.
 
     >>> text = "define void @f(ptr %p) {\\n  %1 = load <4 x float>, ptr %p, align 4\\n  ret void\\n}"
-    >>> told(text, "thread").splitlines()[1]
+    >>> announced(text, "thread").splitlines()[1]
     '  call void @__tsan_read_range(ptr %p, i64 16)'
 
     Raises:
@@ -110,7 +110,7 @@ def told(assembly: str, sanitizer: str) -> str:
     lines, harmless = [], (*_HARMLESS, *_DEFINED.findall(assembly))
     for line in assembly.splitlines():
         if masked := _MASKED.search(line):
-            lines += _masked(masked, f"told.{len(lines)}", names)
+            lines += _masked(masked, f"announced.{len(lines)}", names)
         accesses = _accesses(line)
         lines += [f"  call void @{names[what]}(ptr {address}, i64 {size})" for what, address, size in accesses]
         other = None if masked or accesses else _REACHES.match(line)

@@ -101,14 +101,14 @@ def test_collectives_are_known_by_name() -> None:
 
 
 GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
-TOLD = {"Collective name": "allreduce", "In msg nelems": 11_689_512, "dtype": "Float", "Group size": 8}
+RECORDED = {"Collective name": "allreduce", "In msg nelems": 11_689_512, "dtype": "Float", "Group size": 8}
 
 
 def test_the_profiler_says_what_a_generic_kernel_does(tmp_path: Path) -> None:
-    graph = replayed(Job(collective=GENERIC, arguments=TOLD).trace, tmp_path).graph
+    graph = replayed(Job(collective=GENERIC, arguments=RECORDED).trace, tmp_path).graph
     assert [collective_kind(graph, row) for row in all_reduces(graph).tolist()] == ["allreduce"] * 3
     # A kernel of any name counts where the profiler says what it does.
-    graph = replayed(Job(collective="kernel_17", arguments=TOLD).trace, tmp_path).graph
+    graph = replayed(Job(collective="kernel_17", arguments=RECORDED).trace, tmp_path).graph
     assert len(all_reduces(graph)) == 3
 
 
@@ -117,14 +117,14 @@ def test_the_profiler_says_what_a_generic_kernel_does(tmp_path: Path) -> None:
     ["dgc:workers=8,elementwise-gb-s=1000", "blueconnect:factors=4x2,bandwidths=100x10"],
 )
 def test_passes_replace_a_generic_all_reduce(request_text: str, tmp_path: Path) -> None:
-    prediction = answered(Job(collective=GENERIC, arguments=TOLD).trace, tmp_path, request_text)
+    prediction = answered(Job(collective=GENERIC, arguments=RECORDED).trace, tmp_path, request_text)
     assert "3 all-reduces" in prediction.applied[0].notes[0]
     before, after = means_ms(prediction)
     assert after < before
 
 
 def test_ddp_adds_no_second_exchange(tmp_path: Path) -> None:
-    prediction = answered(Job(collective=GENERIC, arguments=TOLD).trace, tmp_path, "ddp:gradient-mb=46.8,workers=8")
+    prediction = answered(Job(collective=GENERIC, arguments=RECORDED).trace, tmp_path, "ddp:gradient-mb=46.8,workers=8")
     assert "already holds 3 all-reduces" in prediction.applied[0].notes[0]
     assert len(all_reduces(prediction.after.graph)) == 3
 

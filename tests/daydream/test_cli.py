@@ -113,14 +113,14 @@ def test_report_has_every_table(here: Path) -> None:
 def test_report_tells_utilisation(here: Path) -> None:
     # Each kernel runs for 70 of 100 µs and does 2 x 8^3 FLOPs; the trace names no board.
     answer = json.loads(daydream("report", "trace.json", "--batch", "5", "--device", "v100", "--json").stdout)
-    told = answer["utilisation"]
-    assert told["device"] == "NVIDIA Tesla V100 SXM2 16 GB"
-    assert told["samples_per_second"] == pytest.approx(5 / 1e-4, rel=0.01)
-    assert told["gpu_utilisation"] == pytest.approx(0.7, rel=0.01)
-    assert (told["flops"], told["model_flops"]) == (1024, 1024)
-    assert [step["name"] for step in told["steps"]] == ["ProfilerStep#4", "ProfilerStep#5"]
+    utilisation = answer["utilisation"]
+    assert utilisation["device"] == "NVIDIA Tesla V100 SXM2 16 GB"
+    assert utilisation["samples_per_second"] == pytest.approx(5 / 1e-4, rel=0.01)
+    assert utilisation["gpu_utilisation"] == pytest.approx(0.7, rel=0.01)
+    assert (utilisation["flops"], utilisation["model_flops"]) == (1024, 1024)
+    assert [step["name"] for step in utilisation["steps"]] == ["ProfilerStep#4", "ProfilerStep#5"]
     # Less than a thousandth of what the peak allows in 70 µs.
-    assert told["kernels"][0]["flops_utilisation"] == pytest.approx(1024 / (15.667e12 * 70e-6), abs=1e-6)
+    assert utilisation["kernels"][0]["flops_utilisation"] == pytest.approx(1024 / (15.667e12 * 70e-6), abs=1e-6)
     result = daydream("report", "trace.json")
     assert (result.exit_code, result.stderr) == (0, "")
     for text in ("Utilisation", "No FLOPs: the trace does not say which board", "give --batch"):

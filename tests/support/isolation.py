@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Folders of the person, joined as in PATH: for processes of pytest below the one that replaced the home directory.
 FOLDERS_VARIABLE = "TESTS_PERSONAL_FOLDERS"
 
-#: Where tools keep something if they are told to. A value inside the tree stays.
-TOLD = (
+#: Where tools keep something if a variable names it. A value inside the tree stays.
+NAMED = (
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
     "XDG_DATA_HOME",
@@ -93,9 +93,9 @@ class Guard:
     """
 
     def __init__(self, folders: Iterable[str], allowed: Iterable[str]) -> None:
-        home, *told = folders
+        home, *named = folders
         self.homes = frozenset({home, os.path.realpath(home)})
-        self.refused = (*(os.path.join(path, ".") for path in self.homes), *map(_beginning, told))
+        self.refused = (*(os.path.join(path, ".") for path in self.homes), *map(_beginning, named))
         inside = {spelling for path in allowed for spelling in (_beginning(path), _beginning(os.path.realpath(path)))}
         self.allowed = tuple(sorted(path for path in inside if path.startswith(self.refused)))
         self.touched: list[str] = []
@@ -143,10 +143,10 @@ def isolated() -> Guard:
     """Replace the home directory of this process, unless a process above has done so; the guard of the former one."""
     if FOLDERS_VARIABLE not in os.environ:
         home = os.path.abspath(os.path.expanduser("~"))
-        told = {name: os.environ[name] for name in TOLD if not _in_tree(os.environ.get(name, str(ROOT)))}
-        for name in told:
+        named = {name: os.environ[name] for name in NAMED if not _in_tree(os.environ.get(name, str(ROOT)))}
+        for name in named:
             del os.environ[name]
-        os.environ[FOLDERS_VARIABLE] = os.pathsep.join([home, *(path for path in told.values() if path)])
+        os.environ[FOLDERS_VARIABLE] = os.pathsep.join([home, *(path for path in named.values() if path)])
         for name, colours in (("NO_COLOR", "0"), ("FORCE_COLOR", "1")):
             if os.environ.get(name):
                 os.environ.setdefault("PY_COLORS", colours)  # for the report of pytest itself

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.isolation import FOLDERS_VARIABLE, GUARD, ROOT, TOLD, Guard
+from tests.support.isolation import FOLDERS_VARIABLE, GUARD, NAMED, ROOT, Guard
 
 ANN = Guard(["/home/ann", "/data/triton"], ["/home/ann/.venvs/roller", "/home/ann/.local/lib/python3.11", "/home", "/"])
 
@@ -46,7 +46,7 @@ def test_a_relative_path_counts_from_the_working_directory(monkeypatch: pytest.M
 
 def test_the_home_directory_is_not_the_persons() -> None:
     assert str(Path.home()) not in GUARD.homes and os.path.expanduser("~") not in GUARD.homes
-    assert not any(GUARD.refuses(os.environ[name]) for name in TOLD if name in os.environ)
+    assert not any(GUARD.refuses(os.environ[name]) for name in NAMED if name in os.environ)
 
 
 TRIES = """
@@ -70,7 +70,7 @@ def test_writing():
 
 
 def test_what_a_variable_named():
-    os.listdir(PERSON / "told")
+    os.listdir(PERSON / "named")
 
 
 def test_loading_a_library():
@@ -105,12 +105,12 @@ def test_good_what_is_no_dot_folder():
 @pytest.mark.slow
 def test_a_test_that_touches_them_fails(tmp_path: Path) -> None:
     person = tmp_path / "ann"
-    for folder in (".cache", "told", "work"):
+    for folder in (".cache", "named", "work"):
         (person / folder).mkdir(parents=True)
     (person / ".cache" / "known").write_text("kept")
     (tmp_path / "test_tries.py").write_text(TRIES)
     environment = {name: value for name, value in os.environ.items() if name != FOLDERS_VARIABLE}
-    environment |= {"HOME": str(person), "PERSON": str(person), "TRITON_CACHE_DIR": str(person / "told"), "RANK": "3"}
+    environment |= {"HOME": str(person), "PERSON": str(person), "TRITON_CACHE_DIR": str(person / "named"), "RANK": "3"}
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.isolation", "-p", "no:cacheprovider", "-rA", "-q"]
     done = subprocess.run(
         [*command, str(tmp_path / "test_tries.py")], cwd=ROOT, env=environment, capture_output=True, text=True

@@ -51,9 +51,9 @@ def test_rows_are_said_priced_and_proved(tmp_path: Path) -> None:
     places = ["aten::argmax", [[[64, 4096], "float"]], ["", "1", "False"], [[64]]]
     drawn = ["aten::native_dropout", [[[64, 64], "float"]], ["", "0.5", "True"], [[64, 64], [64, 64]]]
     path.write_text("\n".join(row(f"level1/{n}_x.py", each) for n, each in enumerate((sums, places, drawn), 1)))
-    told = run(path, "--prove")
-    assert told.exit_code == 0, told.output
-    lines = told.output.splitlines()
+    invoked = run(path, "--prove")
+    assert invoked.exit_code == 0, invoked.output
+    lines = invoked.output.splitlines()
     assert [line.split()[-1] for line in lines[1:3]] == ["proved", "proved"] and "random numbers" in lines[3]
     assert "level1: 2 of 3 said, 2 proved" in lines[-1]
 
@@ -63,10 +63,10 @@ def test_a_copys_files_are_called_without_data(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "1_sum.py").write_text(FILE)
     (folder / "2_broken.py").write_text(FILE.replace("torch.relu", "torch.no_such_function"))
-    told = run(folder.parent, "--level", "level1")
-    assert told.exit_code == 0, told.output
-    assert "level1: 1 of 2 said, 0 proved" in told.output
-    assert "cannot be called without data: AttributeError" in told.output
+    invoked = run(folder.parent, "--level", "level1")
+    assert invoked.exit_code == 0, invoked.output
+    assert "level1: 1 of 2 said, 0 proved" in invoked.output
+    assert "cannot be called without data: AttributeError" in invoked.output
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_what_is_no_problem_is_one_line(tmp_path: Path, text: str, message: str)
 @pytest.mark.slow
 @pytest.mark.skipif(not ROWS.is_file(), reason="the measured problems are not at hand")
 def test_measured_problems_are_said() -> None:
-    told = run(ROWS)
-    assert "level1: 43 of 44 said" in told.output and "level2: 57 of 58 said" in told.output
+    invoked = run(ROWS)
+    assert "level1: 43 of 44 said" in invoked.output and "level2: 57 of 58 said" in invoked.output

@@ -18,7 +18,7 @@ from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
 from sokoban.language.reference import evaluate, random_inputs
 from tests.codegen.cpu_kernels import form_of, host, schedule_for
-from tests.codegen.sanitizers import Outcome, linked, object_of, run, sanitizer_missing, told
+from tests.codegen.sanitizers import Outcome, announced, linked, object_of, run, sanitizer_missing
 
 pytestmark = pytest.mark.usefixtures("c_compiler")
 
@@ -82,7 +82,7 @@ def outcome_of(
     parts, files = [FOLDER / "sanitized_kernels.c"], []
     for kernel in kernels:
         entry, expr = kernel.lowered.entry, kernel.form.expr
-        (folder / f"{entry}.o").write_bytes(object_of(told(kernel.text, sanitizer)))
+        (folder / f"{entry}.o").write_bytes(object_of(announced(kernel.text, sanitizer)))
         (folder / f"{entry}.c").write_text(call(kernel.call))
         parts += [folder / f"{entry}.o", folder / f"{entry}.c"]
         inputs = random_inputs(expr, 1)

@@ -128,7 +128,7 @@ def test_generated_reductions_run(threads: tuple[int, int]) -> None:
     arguments = [inputs[t.name].reshape(t.shape).astype(np.float32) for t in form.expr.inputs]
     arguments.append(np.full(form.expr.output.shape, np.nan, np.float32))
     (result,) = run_cuda_on_cpu(source, f"rows{KERNEL_SUFFIX}", arguments, lowered.grid, lowered.block, [1]).outputs
-    # Beside a peak some probabilities have fewer bits than a number of float32.
+    # Next to a peak some probabilities have fewer bits than a number of float32.
     np.testing.assert_allclose(result, evaluate(form.expr, inputs), rtol=1e-5, atol=1e-40)
 
 
@@ -210,7 +210,7 @@ def test_headers_are_read_once() -> None:
     options = (*emulator._COMPILE_OPTIONS, *emulator._CHECK_OPTIONS, "-O0")
     folder = emulator._read_headers(options)
     command = ["g++", *options, f"-I{folder}", "-H", "-fsyntax-only", "-x", "c++", "-"]
-    told = subprocess.run(
+    completed = subprocess.run(
         command, input=f'#include "{emulator._HEADER.name}"\n', capture_output=True, text=True, check=True
     )
-    assert told.stderr.startswith(f"! {folder}")
+    assert completed.stderr.startswith(f"! {folder}")

@@ -35,7 +35,7 @@ def rows_of_products(*assume: str) -> list[int]:
     with torch.device("meta"):
         subject = Subject(title="picks", model=Picks(), args=[torch.empty(40, 8)])
     step = captured(subject, CaptureOptions(mode="inference", assume=assume))
-    assert all(told in step.assumed for told in assumption_texts(parse_assumptions(assume)))
+    assert all(sentence in step.assumed for sentence in assumption_texts(parse_assumptions(assume)))
     return [each.outputs[0].dims[0] for each in step.operators if each.name == "aten::addmm"]
 
 

@@ -132,7 +132,7 @@ def test_one_function_needs_no_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         ("number", "returned int"),
         ("alone", "returned a model without inputs"),
@@ -150,8 +150,8 @@ def test_one_function_needs_no_name(tmp_path: Path) -> None:
         ("nothing", "has no function 'nothing'"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(file: Path, function: str, told: str) -> None:
-    with pytest.raises(InputError, match=re.escape(told)) as error:
+def test_what_is_wrong_with_a_file_is_one_line(file: Path, function: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as error:
         captured(f"{file}:{function}", CaptureOptions())
     assert "\n" not in str(error.value)
 
@@ -163,7 +163,7 @@ def test_a_model_that_asks_for_a_board(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("resnet50", "names no model"),
         ("timm:resnet81", "did you mean"),
@@ -172,8 +172,8 @@ def test_a_model_that_asks_for_a_board(file: Path) -> None:
         ("timm:", "names no model"),
     ],
 )
-def test_what_names_no_model(text: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_names_no_model(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load_subject(text)
 
 
@@ -279,8 +279,8 @@ def test_models_of_transformers(
 def test_what_is_assumed_of_windows(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = written(tmp_path, "mistral", {**GROUPED, "sliding_window": 8}, "MistralForCausalLM")
-    told = [any("window" in each for each in load_subject(source, sequence=length).assumed) for length in (8, 9)]
-    assert told == [False, True]
+    message = [any("window" in each for each in load_subject(source, sequence=length).assumed) for length in (8, 9)]
+    assert message == [False, True]
 
 
 def test_attention_written_out(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_class_in_place_of_the_configurations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "class_name", "told"),
+    ("data", "class_name", "message"),
     [
         ('{"model_type": "bert"}', None, "architectures: is missing"),
         ('{"architectures": ["BertModel"]}', None, "model_type: is missing"),
@@ -329,12 +329,12 @@ def test_a_class_in_place_of_the_configurations(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_configuration_is_one_line(
-    tmp_path: Path, data: str, class_name: str | None, told: str
+    tmp_path: Path, data: str, class_name: str | None, message: str
 ) -> None:
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(data)
-    with pytest.raises(InputError, match=re.escape(told)) as error:
+    with pytest.raises(InputError, match=re.escape(message)) as error:
         load_subject(f"hf:{path}", class_name=class_name)
     assert "\n" not in str(error.value)
 

@@ -32,9 +32,9 @@ def parts(*numbers: int) -> list[dict[str, Any]]:
 
 def test_answers_come_in_order_and_equal_parts_are_done_once() -> None:
     DONE.clear()
-    told: list[str] = []
-    assert answers(square, parts(3, 1, 3), jobs="1", progress=told.append) == [9, 1, 9]
-    assert DONE == [3, 1] and told == ["2 of 3", "3 of 3"]
+    lines: list[str] = []
+    assert answers(square, parts(3, 1, 3), jobs="1", progress=lines.append) == [9, 1, 9]
+    assert DONE == [3, 1] and lines == ["2 of 3", "3 of 3"]
 
 
 @pytest.mark.slow

@@ -28,14 +28,14 @@ def trace(tmp_path: Path) -> Path:
     return training().write(tmp_path / "trace.json")
 
 
-def told(*arguments: object) -> str:
+def output_of(*arguments: object) -> str:
     result = CliRunner().invoke(main, [str(each) for each in arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def test_tables(trace: Path) -> None:
-    text = told("report", trace)
+    text = output_of("report", trace)
     lines = text[text.index("Memory of GPU 0, MB, by kind at the peak") :].splitlines()
     header = "step            at start  peak  above start  at ms  weight gradients  optimizer states  inputs  temporary"
     assert lines[1].strip() == header
@@ -46,12 +46,12 @@ def test_tables(trace: Path) -> None:
 
 def test_no_tables_without_memory(tmp_path: Path) -> None:
     path = Builder().step(0, 0, 100).operator("aten::mm", 10, 20).write(tmp_path / "trace.json")
-    assert "Memory" not in told("report", path)
-    assert json.loads(told("report", path, "--json"))["memory"] == []
+    assert "Memory" not in output_of("report", path)
+    assert json.loads(output_of("report", path, "--json"))["memory"] == []
 
 
 def test_one_step_is_asked_for(trace: Path) -> None:
-    (memory,) = json.loads(told("report", trace, "--json", "--step", 1))["memory"]
+    (memory,) = json.loads(output_of("report", trace, "--json", "--step", 1))["memory"]
     assert [step["name"] for step in memory["steps"]] == ["ProfilerStep#1"]
     (step,) = memory["steps"]
     assert (step["start_bytes"], step["peak_bytes"], step["above_start_bytes"]) == (14000, 22500, 8500)
@@ -84,7 +84,7 @@ def test_the_section_of_the_report(trace: Path) -> None:
 
 
 def test_the_report_holds_the_section(trace: Path, tmp_path: Path) -> None:
-    told("report", trace, "--html", tmp_path / "report.html")
+    output_of("report", trace, "--html", tmp_path / "report.html")
     assert "<h2>Memory of GPU 0, ProfilerStep#0</h2>" in (tmp_path / "report.html").read_text()
 
 
@@ -103,7 +103,7 @@ def test_counters_keep_to_the_operators_that_made_them(trace: Path) -> None:
 
 def test_counters_stand_in_the_timeline(trace: Path, tmp_path: Path) -> None:
     for command in ("report", "simulate"):
-        told(command, trace, "--out", tmp_path / "out.json")
+        output_of(command, trace, "--out", tmp_path / "out.json")
         events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
         counters = [event for event in events if event["ph"] == "C"]
         assert [event["pid"] for event in counters] == [PROCESS_OFFSET] * 28
@@ -134,7 +134,7 @@ def test_damaged_recordings_are_told_as_far_as_they_go(generation: str, tmp_path
 
 
 def test_the_recorded_training_on_a_v100() -> None:
-    text = told("report", recorded_trace("resnet50_v100_nw0"), "--rows", 3)
+    text = output_of("report", recorded_trace("resnet50_v100_nw0"), "--rows", 3)
     memory = text[text.index("Memory of GPU 0") :]
     assert "ProfilerStep#5        0.0  2791.6       2791.6" in memory
     assert "The trace holds no addresses" in memory

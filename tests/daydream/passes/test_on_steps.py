@@ -39,7 +39,7 @@ MAP = 64 * 64 * 112 * 112 * 4
 BODY, HEAD, BUFFERS = 2 * (64 * 64 * 9 + 2 * 64) * 4, (64 * 56 * 56 * 10 + 10) * 4, 2 * (2 * 64 * 4 + 8)
 
 #: What the peak holds besides maps: weights, momentum, the head's gradient, statistics of the batch, the loss.
-BESIDE = 2 * (BODY + HEAD) + HEAD + BUFFERS + 4 * 64 * 4 + 8
+STANDING = 2 * (BODY + HEAD) + HEAD + BUFFERS + 4 * 64 * 4 + 8
 
 
 @cache
@@ -98,21 +98,21 @@ def applied(before: Replay, text: str) -> tuple[float, float]:
     return float(gain), held(answer.after).peak_bytes
 
 
-def peak(made: Replay, maps: float, beside: float = 0.0, *, of_batch: float = 0.0) -> object:
-    """A peak of so many maps, what the step holds beside and, in a prediction, so many maps of the batch.
+def peak(made: Replay, maps: float, further: float = 0.0, *, of_batch: float = 0.0) -> object:
+    """A peak of so many maps, what the step holds further and, in a prediction, so many maps of the batch.
 
     Statistics of batch norms are not counted one by one. A recording's allocator rounds, and it does not know running
     statistics, nor the batch, which was there before.
     """
     if is_recorded(made):
-        return pytest.approx(maps * MAP + BESIDE + beside, abs=32 * 512)
-    return pytest.approx((maps + of_batch) * MAP + BESIDE + beside, abs=4 * 64 * 4)
+        return pytest.approx(maps * MAP + STANDING + further, abs=32 * 512)
+    return pytest.approx((maps + of_batch) * MAP + STANDING + further, abs=4 * 64 * 4)
 
 
 def test_the_step_as_it_is(before: Replay) -> None:
     # The gradient of the second ReLU: results of both convolutions and ReLUs, the gradients behind and before it.
     assert held(before).peak_bytes == peak(before, 6, of_batch=1)
-    assert is_recorded(before) or held(before).peak_bytes == 7 * MAP + BESIDE
+    assert is_recorded(before) or held(before).peak_bytes == 7 * MAP + STANDING
     first = 1e6 * (step().host[0] + 4e-6)
     assert before.timeline.step_us[0] == pytest.approx(
         first + sum(microseconds(phase) for phase in (F, B, U)), abs=0.01

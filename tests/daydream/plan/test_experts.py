@@ -143,10 +143,10 @@ def test_deepep_orders_tokens_by_kernels_of_its_own(units: Any) -> None:
 
 
 def test_tokens_are_carried_beside_another_micro_batch(units: Any) -> None:
-    alone, beside = (
+    alone, overlapped = (
         priced(units, dispatch="deepep", overlap_batches=overlaps)["deepep all-to-all"] for overlaps in (False, True)
     )
-    assert beside >= alone * 20 / DEVICE.unit_count and beside < alone
+    assert overlapped >= alone * 20 / DEVICE.unit_count and overlapped < alone
     with pytest.raises(InputError, match="several micro-batches"):
         planned(units, Layout(data=8, expert=8, overlap_batches=True), DEVICE, NODE)
 

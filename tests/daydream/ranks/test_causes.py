@@ -29,10 +29,10 @@ STILL = Job(ranks=3, steps=2, layers=12, buckets=2, spread=0.0, jitter_us=0.0)
 def test_the_planted_cause_is_told(planted: dict[str, tuple[float, ...]], cause: Cause, tmp_path: Path) -> None:
     found = findings(merge(read_ranks(write(replace(STILL, **planted), tmp_path))))
     assert [rank.rank for rank in found.stragglers] == [1]
-    told = found.causes[1]
-    assert told.cause is cause
+    second = found.causes[1]
+    assert second.cause is cause
     (late,) = found.stragglers
-    assert 0.5 * late.held_up_us < told.without_us <= late.held_up_us
+    assert 0.5 * late.held_up_us < second.without_us <= late.held_up_us
     (sentence,) = [each for each in conclusions(found) if each.startswith("ranks that hold the others up: 1 (")]
     assert cause.text in sentence
 

@@ -21,10 +21,12 @@ def of(builder: Builder, folder: Path) -> Collectives:
     return find_collectives(build_graph(read_trace(builder.write(folder / "trace.json"))))
 
 
-def nccl(*told: dict[str, Any], kernel: str = KERNEL, call: str = "record_param_comms", **of_call: Any) -> Builder:
-    """Collectives one after another, with what their kernels are told and what their calls are."""
+def nccl(
+    *collectives: dict[str, Any], kernel: str = KERNEL, call: str = "record_param_comms", **of_call: Any
+) -> Builder:
+    """Collectives one after another, with the arguments of their kernels and of their calls."""
     builder = Builder(head={"distributedInfo": {"rank": 0, "world_size": 4}})
-    for number, arguments in enumerate(told):
+    for number, arguments in enumerate(each):
         at = 100.0 * number
         add = builder.annotation if call.startswith("nccl:") else builder.operator
         add(call, at, 30.0, **of_call)
@@ -34,22 +36,22 @@ def nccl(*told: dict[str, Any], kernel: str = KERNEL, call: str = "record_param_
 
 
 def test_arguments_stand_on_the_kernel(tmp_path: Path) -> None:
-    told = {
+    arguments = {
         "Collective name": "_reduce_scatter_base", "In msg nelems": 1000, "dtype": "BFloat16", "Seq": 7,
         "Process Group Name": "mesh_dp", "Process Group Ranks": "[1, 0]",
     }  # fmt: skip
-    own = of(nccl(told), tmp_path)
+    own = of(nccl(arguments), tmp_path)
     assert (Kind(own.kind[0]), own.groups) == (Kind.REDUCE_SCATTER, (Group("mesh_dp", (0, 1)),))
     assert (own.bytes[0], own.sequence[0]) == (2000.0, 7)
     assert (own.start_us[0], own.end_us[0]) == (20.0, 60.0)
 
 
 def test_or_on_the_call_around_the_launch(tmp_path: Path) -> None:
-    told = {
+    arguments = {
         "Collective name": "allgather_into_tensor_coalesced", "Process Group ID": 3, "Global rank start": 1,
         "Global rank stride": 2, "Group size": 3,
     }  # fmt: skip
-    own = of(nccl({}, kernel="ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", **told), tmp_path)
+    own = of(nccl({}, kernel="ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", **arguments), tmp_path)
     assert (Kind(own.kind[0]), own.groups) == (Kind.ALL_GATHER, (Group("3", (1, 3, 5)),))
 
 

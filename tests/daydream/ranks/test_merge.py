@@ -1,4 +1,4 @@
-"""Ranks merged: who met whom, clocks found again, waiting told from moving data, files that do not fit."""
+"""Ranks merged: who met whom, clocks found again, waiting distinguished from moving data, files that do not fit."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ def test_every_meeting_moves_the_same_data_on_all_ranks(tmp_path: Path) -> None:
 
 def test_the_command_names_stragglers_and_what_an_even_load_would_save(tmp_path: Path) -> None:
     write(Job(ranks=4, per_host=2, steps=2, layers=8, buckets=2, load=(1.0, 1.0, 1.3, 1.0)), tmp_path / "job")
-    told = json.loads(run(tmp_path / "job", "--json").output)
-    assert told["stragglers"] == [2]
-    assert (told["ranks"], told["collectives"], len(told["clocks"])) == (4, 4, 2)
-    assert told["even_load_seconds"] < told["step_seconds"]
-    assert told["by_group"][0]["exposed"] > 0
+    answer_data = json.loads(run(tmp_path / "job", "--json").output)
+    assert answer_data["stragglers"] == [2]
+    assert (answer_data["ranks"], answer_data["collectives"], len(answer_data["clocks"])) == (4, 4, 2)
+    assert answer_data["even_load_seconds"] < answer_data["step_seconds"]
+    assert answer_data["by_group"][0]["exposed"] > 0
     html, out = tmp_path / "page.html", tmp_path / "line.json"
     result = run(tmp_path / "job", "--html", html, "--out", out)
     assert result.exit_code == 0
@@ -139,9 +139,9 @@ def test_other_commands_take_a_folder_of_ranks(tmp_path: Path) -> None:
     answer = CliRunner().invoke(
         main, ["whatif", str(tmp_path / "job"), "--pass", "scale:match=sgemm,factor=0.5", "--json"]
     )
-    told = json.loads(answer.output)
-    assert told["predicted_seconds"] < 0.75 * told["baseline_seconds"]
-    assert told["passes"][0]["notes"][-1] == "on each of 2 ranks; the notes above are of rank 0"
+    answer_data = json.loads(answer.output)
+    assert answer_data["predicted_seconds"] < 0.75 * answer_data["baseline_seconds"]
+    assert answer_data["passes"][0]["notes"][-1] == "on each of 2 ranks; the notes above are of rank 0"
 
 
 def test_recordings_without_steps_are_measured_whole(tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def test_cores_are_those_that_the_trace_tells() -> None:
     tasks = [task("aten::x", MAIN, 2, gap_us=3), task("aten::y", MAIN, 1), task("aten::z", AUTOGRAD, 2)]
     seen = figures_of(graph(tasks))
     assert (seen.mean.cpu, seen.cores, seen.cores_recorded) == (pytest.approx(8 / 12), 2, False)
-    told = figures_of(graph(tasks, trace=replace(trace([]), metadata={"cores": 16})))
-    assert (told.mean.cpu, told.cores, told.cores_recorded) == (pytest.approx(8 / (16 * 6)), 16, True)
+    recorded = figures_of(graph(tasks, trace=replace(trace([]), metadata={"cores": 16})))
+    assert (recorded.mean.cpu, recorded.cores, recorded.cores_recorded) == (pytest.approx(8 / (16 * 6)), 16, True)
     assert math.isnan(seen.mean.gpu) and math.isnan(seen.mean.of_peak)
 
 
@@ -275,7 +275,7 @@ def test_pytorch_counts_the_same_flops(pytorch: Any, tmp_path: Any) -> None:
     """A training step of convolutions, attention and an MLP on the CPU, each of its products given a kernel.
 
     PyTorch counts no FLOPs of the CPU's attention, and counts the gradients of grouped convolutions as if they had one
-    group: the first is told to it, the second left out. It does not see causal masks, of which we count half.
+    group: the first is passed to it, the second left out. It does not see causal masks, of which we count half.
     """
     from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
@@ -427,8 +427,8 @@ def test_a_recommendation_model_on_an_a100_by_hand() -> None:
 def test_a_recording_without_sizes_has_the_other_figures() -> None:
     events, steps = _raw("ns_resolution_v100")
     figures = _of("ns_resolution_v100")
-    for step, told, active in zip(figures.steps, steps, _busy(events, steps), strict=True):
-        assert step.gpu == pytest.approx(active / float(told["dur"]), abs=5e-3)
+    for step, event, active in zip(figures.steps, steps, _busy(events, steps), strict=True):
+        assert step.gpu == pytest.approx(active / float(event["dur"]), abs=5e-3)
     # Five steps of 35 to 96 ms, of which the last three wait for the GPU.
     assert figures.ran_ahead
     assert figures.sustained_us == pytest.approx(float(steps[-1]["dur"]), rel=5e-3)

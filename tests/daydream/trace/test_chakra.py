@@ -64,8 +64,8 @@ def test_operators_get_the_sizes_of_the_same_call(old: bool, tmp_path: Path) -> 
 
 
 def test_the_report_counts_flops_with_it(tmp_path: Path) -> None:
-    path, told = kineto(tmp_path / "k.json"), execution(tmp_path / "et.json")
-    result = CliRunner().invoke(main, ["report", str(path), "--execution-trace", str(told), "--json"])
+    path, execution_file = kineto(tmp_path / "k.json"), execution(tmp_path / "et.json")
+    result = CliRunner().invoke(main, ["report", str(path), "--execution-trace", str(execution_file), "--json"])
     figures = json.loads(result.stdout)["utilisation"]
     assert figures["model_flops"] == 2 * 64 * 32 * 16
     assert json.loads(CliRunner().invoke(main, ["report", str(path), "--json"]).stdout)["utilisation"]["flops"] is None
@@ -78,12 +78,12 @@ def test_sizes_of_the_trace_itself_stay(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    path, told = kineto(tmp_path / "k.json", **{"Record function id": 0}), execution(tmp_path / "et.json")
+    path, execution_file = kineto(tmp_path / "k.json", **{"Record function id": 0}), execution(tmp_path / "et.json")
     with pytest.raises(InputError, match=r"has no operator of .*; give the execution trace of the same run"):
-        replay(path, execution=told)
+        replay(path, execution=execution_file)
     with pytest.raises(InputError, match="is no execution trace of PyTorch"):
         replay(path, execution=path)
     with pytest.raises(InputError, match="is of one rank, and TRACE a folder of several"):
-        replay(tmp_path, execution=told)
+        replay(tmp_path, execution=execution_file)
     with pytest.raises(InputError, match="no such file"):
         replay(path, execution=tmp_path / "nowhere.json")

@@ -205,7 +205,7 @@ def test_a_page_tells_the_kernels_and_the_alternatives(operator: dict[str, Any])
     assert "How rank" in explain(programs, direct, ranked)
     for text in (page, explain(programs, direct, ranked)):
         assert all(len(line) <= 150 and line == line.rstrip() for line in text.splitlines())
-        assert "Algorithms of several kernels, beside" in text
+        assert "Algorithms of several kernels, against" in text
 
 
 def test_a_declined_algorithm_says_why() -> None:

@@ -106,11 +106,11 @@ def test_a_page_tells_why() -> None:
     form = form_of(kv_heads=4, head_dim=256)
     programs = find_programs(form, A100, 3)
     page = explain(programs, 1, programs.ranked(3))
-    for told in (
+    for line in (
         "two runs agree to the bit", "different blocks make them", "heads that share keys are rows of one product",
         "the mask leaves 50 % of all pairs", "as many gradients of them", "% of the peak of mma_16x8x16",
     ):  # fmt: skip
-        assert told in " ".join(page.split())
+        assert line in " ".join(page.split())
 
 
 def test_what_no_kernel_takes_is_refused() -> None:

@@ -143,8 +143,8 @@ def test_libraries_reduce_places_and_their_scans_are_rooflines() -> None:
 def test_commands(tmp_path: Path) -> None:
     file = tmp_path / "ops.json"
     file.write_text('[{"op": "scan", "function": "sum", "shape": [64, 4096]}]')
-    told = CliRunner().invoke(main, ["estimate", "--device", "h100", str(file)])
-    assert told.exit_code == 0 and "threads a line" in told.output
+    invoked = CliRunner().invoke(main, ["estimate", "--device", "h100", str(file)])
+    assert invoked.exit_code == 0 and "threads a line" in invoked.output
     schedules = tmp_path / "schedules.json"
     schedules.write_text('{"block": {"i0": 4}, "thread": {"i0": 1}}')
     refused = CliRunner().invoke(main, ["score", "--device", "h100", "--schedules", str(schedules), str(file)])

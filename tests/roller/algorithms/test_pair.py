@@ -1,4 +1,4 @@
-"""Two products in one kernel beside a sequence of two: where it pays, where it does not, and that it is right."""
+"""Two products in one kernel against a sequence of two: where it pays, where it does not, and that it is right."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def test_pages_tell_why_and_why_not() -> None:
     programs = found(operator(NARROW))
     ranked = programs.ranked(6)
     fused, sequence = (" ".join(explain(programs, rank, ranked).split()) for rank in (1, 4))
-    for told in (
+    for line in (
         "77.1 MB that a sequence of kernels writes and reads, passes through registers alone",
         "a byte of A and B from L2 serves", "instructions besides them", "% of the peak of mma_16x8x16",
     ):  # fmt: skip
-        assert told in fused
-    assert "One kernel of two products, beside 158 µs of the best sequence" in sequence
+        assert line in fused
+    assert "One kernel of two products, against 158 µs of the best sequence" in sequence
     wide = found(operator(WIDE))
     assert "fused pair: not tried, as no tile with whole rows" in explain(wide, 1, wide.ranked(2))
 

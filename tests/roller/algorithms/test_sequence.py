@@ -73,14 +73,14 @@ def test_the_first_is_right(operator: dict[str, Any], device: DeviceSpec) -> Non
 def test_a_page_tells_of_every_kernel() -> None:
     programs = found(BIASED, A100)
     page = " ".join(explain(programs, 1, programs.ranked(3)).split())
-    for told in (
+    for line in (
         "kernels one after the other",
         "it sums 4 times, not twice",
         "Kernel 1 of 3: makes T",
         "Kernel 3 of 3: makes Y",
         "of workspace",
     ):
-        assert told in page
+        assert line in page
 
 
 def test_a_page_tells_of_a_processor_too() -> None:

@@ -46,8 +46,8 @@ def test_what_was_compiled_for_this_machine_is_told_and_cleared_and_what_was_mea
     for name, size in {"native/a.so": 2048, "emulator/b.o": 1024, "pocl/AB/c/d.so": 512, "devices/cpu.toml": 9}.items():
         (cache / name).parent.mkdir(parents=True)
         (cache / name).write_bytes(bytes(size))
-    told = "native 2 KiB, emulator 1 KiB, pocl 512 B, compiled for this machine\n"
-    assert roller("cache").output.endswith(told)
+    ending = "native 2 KiB, emulator 1 KiB, pocl 512 B, compiled for this machine\n"
+    assert roller("cache").output.endswith(ending)
     assert roller("cache", "--clear").output.endswith("native 0 B, emulator 0 B, pocl 0 B, compiled for this machine\n")
     assert [path.name for path in cache.rglob("*") if path.is_file()] == ["cpu.toml"]
 

@@ -53,7 +53,7 @@ def test_the_command_prints_a_line_per_schedule(tmp_path: Path) -> None:
     (tmp_path / "op.json").write_text(json.dumps(PREFILL))
     (tmp_path / "s.jsonl").write_text('{"rows": 64, "keys": 64, "warps": 4}\n{"rows": 64, "keys": 1024, "warps": 4}\n')
     arguments = ["score", str(tmp_path / "op.json"), "--device", "a100", "--schedules", str(tmp_path / "s.jsonl")]
-    told = CliRunner().invoke(main, arguments)
-    assert told.exit_code == 0 and "1 cannot run; fastest: schedule 1" in told.stdout
+    invoked = CliRunner().invoke(main, arguments)
+    assert invoked.exit_code == 0 and "1 cannot run; fastest: schedule 1" in invoked.stdout
     records = [json.loads(line) for line in CliRunner().invoke(main, [*arguments, "--json"]).stdout.splitlines()]
     assert [record["seconds"] is None for record in records] == [False, True]

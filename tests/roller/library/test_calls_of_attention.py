@@ -135,12 +135,12 @@ def test_the_command_prints_the_kernel_and_ours_beside_it(tmp_path: Path) -> Non
     file = tmp_path / "op.json"
     file.write_text(json.dumps(LLAMA | {"name": "core"}))
     run = CliRunner()
-    told = run.invoke(main, ["estimate", str(file), "--implementation", "library", "--device", "h100", "--json"])
-    assert told.exit_code == 0
-    assert json.loads(told.stdout)["kernel"].startswith("FlashAttention 3")
+    invoked = run.invoke(main, ["estimate", str(file), "--implementation", "library", "--device", "h100", "--json"])
+    assert invoked.exit_code == 0
+    assert json.loads(invoked.stdout)["kernel"].startswith("FlashAttention 3")
     ours = run.invoke(main, ["estimate", str(file), "--device", "h100", "--json"])
     assert ours.exit_code == 0
-    assert 0.5 < json.loads(ours.stdout)["seconds"] / json.loads(told.stdout)["seconds"] < 2
+    assert 0.5 < json.loads(ours.stdout)["seconds"] / json.loads(invoked.stdout)["seconds"] < 2
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_the_command_prints_the_kernel_and_ours_beside_it(tmp_path: Path) -> Non
 def test_what_has_no_kernel_of_its_own_is_written_out(tmp_path: Path, changes: dict[str, Any], device: str) -> None:
     file = tmp_path / "op.json"
     file.write_text(json.dumps(LLAMA | {"name": "core"} | changes))
-    told = CliRunner().invoke(main, ["estimate", str(file), "--device", device, "--search", "roller", "--json"])
-    assert told.exit_code == 0, told.stderr
-    parts = json.loads(told.stdout)["parts"]
+    invoked = CliRunner().invoke(main, ["estimate", str(file), "--device", device, "--search", "roller", "--json"])
+    assert invoked.exit_code == 0, invoked.stderr
+    parts = json.loads(invoked.stdout)["parts"]
     assert [part["label"].rpartition(": ")[2] for part in parts] == ["makes Logits", "makes P", "makes Y"]
 
 

@@ -49,15 +49,15 @@ OTHERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("data", [*SUITES, *OTHERS], ids=lambda data: data.get("name", data["op"]))
 def test_a_named_operator_and_its_expression_are_the_same_calls(data: dict[str, Any]) -> None:
     # Of a product with a bias the expression says how the second operand is stored.
-    told = {"transpose_b": False} | data if data["op"] == "matmul" else data
-    named = named_calls(told)
+    stated = {"transpose_b": False} | data if data["op"] == "matmul" else data
+    named = named_calls(stated)
     assert named is not None
-    assert named == recognise(operator_from_data(told))
+    assert named == recognise(operator_from_data(stated))
 
 
 def test_a_product_with_a_bias_is_a_linear_layer_unless_its_layout_is_told() -> None:
     data = {"op": "matmul", "m": 5, "n": 6, "k": 7, "epilogue": [{"function": "bias_add", "axis": "n"}]}
-    assert [library_calls(data | told)[0].variant for told in ({}, {"transpose_b": True}, {"transpose_b": False})] == [
+    assert [library_calls(data | more)[0].variant for more in ({}, {"transpose_b": True}, {"transpose_b": False})] == [
         "linear", "linear", "addmm",
     ]  # fmt: skip
 

@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.Gpu:
     return fake_cupy.reset(seconds={"kernel_1.cu": 4e-6, "kernel_2.cu": 1e-6, "kernel_3.cu": 2e-6})
 
 
-class Told:
+class FixedRunner:
     """A runner that knows its answers: source file -> seconds, 1e-6 for others."""
 
     def __init__(self, device: int, board: Board, seconds: dict[str, float] | None = None) -> None:
@@ -72,11 +72,11 @@ class Told:
 BOARD = Board("Pretended GPU", "7.0", {"cupy": "14", "driver": "13.0", "runtime": "12.9"})
 
 
-def told(seconds: dict[str, float], board: Board = BOARD) -> tuple[Any, list[Told]]:
-    made: list[Told] = []
+def runners(seconds: dict[str, float], board: Board = BOARD) -> tuple[Any, list[FixedRunner]]:
+    made: list[FixedRunner] = []
 
-    def make(device: int, options: MeasureOptions) -> Told:
-        made.append(Told(device, board, seconds))
+    def make(device: int, options: MeasureOptions) -> FixedRunner:
+        made.append(FixedRunner(device, board, seconds))
         return made[-1]
 
     return make, made
@@ -121,21 +121,21 @@ def test_no_right_kernel_means_no_best_one(gpu: fake_cupy.Gpu, tmp_path: Path) -
 
 def test_profiling_again_starts_from_the_prediction(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, (RIGHT, RIGHT, RIGHT))
-    make, _ = told({"kernel_1.cu": 3e-6, "kernel_2.cu": 2e-6})
+    make, _ = runners({"kernel_1.cu": 3e-6, "kernel_2.cu": 2e-6})
     one(folder, runner=make)
     assert [source for _, source, _ in ranks(folder)] == ["kernel_3.cu", "kernel_2.cu", "kernel_1.cu"]
-    make, _ = told({"kernel_2.cu": 2e-6, "kernel_3.cu": 3e-6})
+    make, _ = runners({"kernel_2.cu": 2e-6, "kernel_3.cu": 3e-6})
     first = (folder / "manifest.json").read_bytes()
     one(folder, runner=make)
     assert [source for _, source, _ in ranks(folder)] == ["kernel_1.cu", "kernel_2.cu", "kernel_3.cu"]
-    make, _ = told({"kernel_1.cu": 3e-6, "kernel_2.cu": 2e-6})
+    make, _ = runners({"kernel_1.cu": 3e-6, "kernel_2.cu": 2e-6})
     one(folder, runner=make)
     assert (folder / "manifest.json").read_bytes() == first
 
 
 def test_only_the_best_predicted_are_measured_if_so_asked(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, (RIGHT, RIGHT, RIGHT))
-    make, made = told({"kernel_1.cu": 9e-6})
+    make, made = runners({"kernel_1.cu": 9e-6})
     one(folder, replace(QUICK, top_k=2), make)
     assert made[0].asked == [("twice", (1, 2))] and made[0].closed
     assert ranks(folder) == [(1, "kernel_2.cu", 1e-6), (2, "kernel_1.cu", 9e-6), (3, "kernel_3.cu", None)]
@@ -143,9 +143,9 @@ def test_only_the_best_predicted_are_measured_if_so_asked(tmp_path: Path) -> Non
 
 def test_times_of_another_board_give_way(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, (RIGHT, RIGHT, RIGHT))
-    make, _ = told({"kernel_1.cu": 9e-6, "kernel_2.cu": 8e-6, "kernel_3.cu": 7e-6})
+    make, _ = runners({"kernel_1.cu": 9e-6, "kernel_2.cu": 8e-6, "kernel_3.cu": 7e-6})
     one(folder, runner=make)
-    make, _ = told({"kernel_1.cu": 5e-6}, replace(BOARD, name="Another GPU"))
+    make, _ = runners({"kernel_1.cu": 5e-6}, replace(BOARD, name="Another GPU"))
     one(folder, replace(QUICK, top_k=1), make)
     assert ranks(folder) == [(1, "kernel_1.cu", 5e-6), (2, "kernel_2.cu", None), (3, "kernel_3.cu", None)]
 
@@ -153,14 +153,14 @@ def test_times_of_another_board_give_way(tmp_path: Path) -> None:
 def test_times_are_kept_by_kernel_and_board(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, (RIGHT, RIGHT))
     options = replace(QUICK, cache=tmp_path / "cache")
-    make, made = told({"kernel_1.cu": 2e-6})
+    make, made = runners({"kernel_1.cu": 2e-6})
     fresh = one(folder, options, make)
     again = one(folder, options, make)
     assert [kernel.cached for kernel in fresh.kernels] == [False, False]
     assert [kernel.cached for kernel in again.kernels] == [True, True]
     assert [k.measurement for k in again.kernels] == [k.measurement for k in fresh.kernels]
     assert made[1].asked == []
-    other, asked = told({}, replace(BOARD, name="Another GPU"))
+    other, asked = runners({}, replace(BOARD, name="Another GPU"))
     one(folder, options, other)
     (folder / "kernel_2.cu").write_text((folder / "kernel_2.cu").read_text() + "// another\n")
     one(folder, options, make)
@@ -174,7 +174,7 @@ def test_times_are_kept_by_kernel_and_board(tmp_path: Path) -> None:
 def test_a_damaged_cache_is_measured_again(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
     options = replace(QUICK, cache=tmp_path / "cache")
-    make, made = told({})
+    make, made = runners({})
     one(folder, options, make)
     (kept,) = (tmp_path / "cache").iterdir()
     kept.write_text("{}")
@@ -191,7 +191,7 @@ def test_several_gpus_share_the_bundles_and_answer_in_order(tmp_path: Path) -> N
     names = [f"op{number}" for number in range(7)]
     for name in names:
         write_bundle(tmp_path, name=name)
-    make, made = told({})
+    make, made = runners({})
     results = list(profile.profile(tmp_path, [0, 1], QUICK, make))
     assert [result.name for result in results] == names
     assert sorted(name for runner in made for name, _ in runner.asked) == names
@@ -201,8 +201,8 @@ def test_several_gpus_share_the_bundles_and_answer_in_order(tmp_path: Path) -> N
 def test_different_gpus_are_refused(tmp_path: Path) -> None:
     write_bundle(tmp_path)
 
-    def make(device: int, options: MeasureOptions) -> Told:
-        return Told(device, replace(BOARD, name=f"GPU {device}"))
+    def make(device: int, options: MeasureOptions) -> FixedRunner:
+        return FixedRunner(device, replace(BOARD, name=f"GPU {device}"))
 
     with pytest.raises(InputError, match=r"0 is a GPU 0, 1 a GPU 1 or has other software; profile copies"):
         list(profile.profile(tmp_path, [0, 1], QUICK, make))
@@ -211,7 +211,7 @@ def test_different_gpus_are_refused(tmp_path: Path) -> None:
 def test_runners_are_closed_when_nobody_wants_more(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write_bundle(tmp_path, name=name)
-    make, made = told({})
+    make, made = runners({})
     results = profile.profile(tmp_path, [0], QUICK, make)
     assert next(results).name == "a"
     results.close()  # type: ignore[attr-defined]
@@ -220,7 +220,7 @@ def test_runners_are_closed_when_nobody_wants_more(tmp_path: Path) -> None:
 
 def test_a_bundle_without_reference_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, reference=None)
-    make, _ = told({})
+    make, _ = runners({})
     with pytest.raises(InputError, match="has no reference to check its kernels against"):
         one(folder, runner=make)
 

@@ -12,7 +12,7 @@ from bench.accuracy.data import default_directory
 from bench.accuracy.kernels.ansor import kernels_of, load_logs, operator_data
 
 DATA = default_directory() / "v100_schedules"
-measured_data = pytest.mark.skipif(not DATA.is_dir(), reason="the measured schedules are not beside this checkout")
+measured_data = pytest.mark.skipif(not DATA.is_dir(), reason="the measured schedules are not next to this checkout")
 
 
 def conv(**changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bench.accuracy.kernels.schedules import evaluate, flat_table, scatter, scor
 from hal.support.errors import InputError
 
 measured_data = pytest.mark.skipif(
-    not (default_directory() / "v100_schedules").is_dir(), reason="the measured schedules are not beside this checkout"
+    not (default_directory() / "v100_schedules").is_dir(), reason="the measured schedules are not next to this checkout"
 )
 
 

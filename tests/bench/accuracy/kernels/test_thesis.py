@@ -23,7 +23,7 @@ from hal.support.errors import InputError
 from roller.programs import find_programs
 
 measured_data = pytest.mark.skipif(
-    not (default_directory() / "roller119").is_dir(), reason="the thesis's measurements are not beside this checkout"
+    not (default_directory() / "roller119").is_dir(), reason="the thesis's measurements are not next to this checkout"
 )
 
 

@@ -12,7 +12,7 @@ from bench.accuracy.kernels.tuned_schedules import BOARDS, FOLDER, Space, filter
 from hal.catalog import load_device
 
 measured_data = pytest.mark.skipif(
-    not (default_directory() / FOLDER).is_dir(), reason="the measured spaces are not beside this checkout"
+    not (default_directory() / FOLDER).is_dir(), reason="the measured spaces are not next to this checkout"
 )
 
 

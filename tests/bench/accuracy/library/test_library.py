@@ -24,7 +24,7 @@ from roller.library import library_time
 
 pytest.importorskip("pyarrow")
 measured_data = pytest.mark.skipif(
-    not (default_directory() / "library_kernels").is_dir(), reason="the measured calls are not beside this checkout"
+    not (default_directory() / "library_kernels").is_dir(), reason="the measured calls are not next to this checkout"
 )
 
 

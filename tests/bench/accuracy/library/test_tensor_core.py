@@ -17,7 +17,7 @@ from roller.library import library_time
 
 pytest.importorskip("pyarrow")
 measured_data = pytest.mark.skipif(
-    not (default_directory() / "tensor_core").is_dir(), reason="the measured kernels are not beside this checkout"
+    not (default_directory() / "tensor_core").is_dir(), reason="the measured kernels are not next to this checkout"
 )
 
 GEMM, PREFILL, DECODE, ENCODER, COLLECTIVES = KINDS

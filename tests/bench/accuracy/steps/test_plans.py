@@ -42,7 +42,7 @@ def test_megatrons_kernels_cost_their_bytes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ROWS.is_file(), reason="the measured models are not beside this checkout")
+@pytest.mark.skipif(not ROWS.is_file(), reason="the measured models are not next to this checkout")
 def test_torchtitans_memory_is_predicted(tmp_path: Path) -> None:
     from bench.accuracy.steps.plans import BARS, titan_runs
 

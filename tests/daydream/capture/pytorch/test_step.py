@@ -82,11 +82,11 @@ def test_dropout_is_one_operator_each_way() -> None:
     assert named.count("native_dropout") == named.count("native_dropout_backward") == 2
     # The gradient of a dropout written out is a product.
     products = iter(["native_dropout_backward", "native_dropout_backward"])
-    told = [
+    by_call = [
         (phase, next(products) if (phase, operator) == ("BACKWARD", "mul") else operator, dims)
         for phase, operator, dims in with_data
     ]
-    assert told == without
+    assert by_call == without
 
 
 def test_recurrent_layers_are_one_call_of_cudnn() -> None:
@@ -128,7 +128,7 @@ def flops(step: Capture) -> int:
             ]
             outputs = [tensor(each) for each in operator.outputs]
             if stem(operator) == "convolution_backward":
-                # Gradients that nobody wants are not among the results.
+                # Gradients that are not wanted are not among the results.
                 known = iter(outputs)
                 outputs = [next(known) if wanted else None for wanted in operator.inputs.value(10)]
             total += flop_registry[packet](*arguments, out_val=outputs[0] if len(outputs) == 1 else tuple(outputs))
@@ -198,12 +198,12 @@ def test_tied_weights_are_one_parameter() -> None:
 
 def test_backward_operators_name_the_module_whose_gradient_they_make() -> None:
     step = captured("convolutional")
-    told = [
+    by_call = [
         (stem(each), step.modules[each.module].path)
         for each in step.operators
         if each.phase == Phase.BACKWARD and stem(each) == "convolution_backward"
     ]
-    assert told == [("convolution_backward", "body.0"), ("convolution_backward", "stem.0")]
+    assert by_call == [("convolution_backward", "body.0"), ("convolution_backward", "stem.0")]
     for operator in step.operators:
         if stem(operator) == "convolution_backward":
             assert stem(step.operators[operator.forward]) == "convolution"

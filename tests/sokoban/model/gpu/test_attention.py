@@ -51,8 +51,8 @@ def test_longer_takes_longer_and_registers_decide_what_fits() -> None:
     schedule = by_matrices(rows=64, keys=64, warps=4)
     short, long = (estimate_attention(kernel_of(**LONG | {"queries": size}), schedule, A100) for size in (2048, 8192))
     assert 12 < long.seconds / short.seconds < 17
-    told = estimate_attention(kernel_of(**LONG), schedule, A100, registers=255)
-    assert told.blocks_per_unit < estimate_attention(kernel_of(**LONG), schedule, A100).blocks_per_unit
+    of_registers = estimate_attention(kernel_of(**LONG), schedule, A100, registers=255)
+    assert of_registers.blocks_per_unit < estimate_attention(kernel_of(**LONG), schedule, A100).blocks_per_unit
     assert estimate_attention(kernel_of(**LONG), schedule, A100, registers=256).seconds == math.inf
 
 
