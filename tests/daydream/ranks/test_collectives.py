@@ -26,7 +26,7 @@ def nccl(
 ) -> Builder:
     """Collectives one after another, with the arguments of their kernels and of their calls."""
     builder = Builder(head={"distributedInfo": {"rank": 0, "world_size": 4}})
-    for number, arguments in enumerate(each):
+    for number, arguments in enumerate(collectives):
         at = 100.0 * number
         add = builder.annotation if call.startswith("nccl:") else builder.operator
         add(call, at, 30.0, **of_call)
