@@ -25,7 +25,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 #: Other functions by their text.
-WRITTEN = {"neg": "(-{0})", "not": "(!{0})", "select": "({0} ? {1} : {2})"}
+WRITTEN = {"neg": "(- {0})", "not": "(!{0})", "select": "({0} ? {1} : {2})"}
 
 #: The same and some more where what they make is rounded to 16 bits, by functions that are near enough for that.
 NEAR_WRITTEN = WRITTEN | {

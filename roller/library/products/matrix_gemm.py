@@ -37,9 +37,6 @@ PORT_BYTES = 64
 #: Bytes of a row per step of the shallowest kernels for warps, which a remainder of k takes.
 SHALLOW_BYTES = 64
 
-#: Bytes of the longest and of the shortest asynchronous copy to shared memory (``cp.async``).
-MOST_COPY_BYTES, LEAST_COPY_BYTES = 16, 4
-
 #: Most columns and summands of products whose weights fit into a thread's registers.
 NARROW = 8
 
@@ -125,11 +122,10 @@ class MatrixConstants:
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
     vector_seconds: float = 2.647e-07
     vector_share: float = 0.08194
-    # Steps of rows that no asynchronous copy takes over those of others, and what every further copy of 16 bytes adds
-    # to a step of rows that are copied in pieces of 8 or 4 bytes, until that is as slow. From every second network of
-    # those that pytorch-image-models measured (attention of 197 tokens and the like; of 196 and 198).
+    # Steps over those of rows in multiples of 16 bytes: others are loaded in pieces. From every second network of those
+    # that pytorch-image-models measured (attention of 197 tokens and the like). Rows of 196 and 198 tokens, which
+    # copies of 8 and 4 bytes could take, are as slow on these networks as on the others.
     unaligned: float = 1.8
-    piece: float = 0.45
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
     # The library's heuristic does not know our times: candidates count by their time to minus this.
@@ -199,7 +195,6 @@ def matrix_gemm(
     """
     size = DTYPE_BYTES[dtype]
     is_aligned = aligned(n, k, size)
-    slower = np.ones(len(m)) if operand_bytes is not None else _slower_steps(n * size, k * size, constants)
     x_bytes, w_bytes = (b * m * k * size, b * n * k * size) if operand_bytes is None else operand_bytes
     seconds, tile_m, tile_n, splits = (np.zeros(len(m)) for _ in range(4))
     stages = {name: np.zeros(len(m)) for name in STAGES}
@@ -213,7 +208,7 @@ def matrix_gemm(
             chosen = members[start : start + _CHUNK]
             calls = _Calls(
                 b[chosen], m[chosen], n[chosen], k[chosen], x_bytes[chosen], w_bytes[chosen], device, kernels, size,
-                constants, slower[chosen],
+                constants, 1.0 if way or operand_bytes is not None else constants.unaligned,
             )  # fmt: skip
             times = calls.times()
             seconds[chosen], is_vector[chosen], names[chosen] = times.seconds, times.is_vector, kernels.name
@@ -224,18 +219,6 @@ def matrix_gemm(
         seconds=seconds, stages=stages, instruction=names, tile_m=tile_m, tile_n=tile_n, splits=splits,
         is_vector=is_vector,
     )  # fmt: skip
-
-
-def _slower_steps(n_bytes: Floats, k_bytes: Floats, constants: MatrixConstants) -> Floats:
-    """Times that a step takes longer where rows are no multiples of 16 bytes.
-
-    Asynchronous copies take 16, 8 or 4 bytes; rows of an odd number of halves pass through registers.
-    """
-    together = np.gcd(n_bytes.astype(np.int64), k_bytes.astype(np.int64))
-    copied = np.gcd(together, MOST_COPY_BYTES)
-    in_pieces = np.minimum(1 + constants.piece * (MOST_COPY_BYTES / copied - 1), constants.unaligned)
-    slower: Floats = np.where(copied < LEAST_COPY_BYTES, constants.unaligned, in_pieces)
-    return slower
 
 
 @dataclass(frozen=True)
@@ -267,7 +250,7 @@ class _Calls:
     kernels: Kernels
     element_bytes: int
     constants: MatrixConstants
-    slower: Floats
+    slower: float
 
     def times(self) -> MatrixTimes:
         """The expected time of every call, and the kernel that is fastest."""
@@ -367,7 +350,7 @@ class _Calls:
         tile_m, tile_n, depth = menu.m[tile], menu.n[tile], menu.depth_bytes[tile]
         slowed = np.hypot(1.0, feed.staging * (1 / tile_m + 1 / tile_n))
         rate = self._best_flops / self.device.unit_count / slowed
-        step = self.slower[rows, None] * 2 * tile_m * tile_n * depth / self.element_bytes / rate
+        step = self.slower * 2 * tile_m * tile_n * depth / self.element_bytes / rate
         stored = np.minimum(tile_m, self.m[rows, None]) * np.minimum(tile_n, self.n[rows, None])
         store = feed.store_cycles * stored * self._output_bytes / self._port
         alone = np.maximum(1.0, waves / resident) * feed.step_seconds * depth / 128
