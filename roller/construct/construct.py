@@ -285,6 +285,10 @@ class Proposals:
         if form.reduction is None:
             yield from flat.pointwise()
             return
+        if form.scattered_loads:
+            yield from flat.direct()
+            yield from flat.rows()
+            return
         if reuse:
             if placed.product is not None:
                 yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()

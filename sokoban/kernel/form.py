@@ -142,6 +142,12 @@ class KernelForm(ExpressionKernel):
         return loads(self.body)
 
     @cached_property
+    def scattered_loads(self) -> frozenset[Load]:
+        """Loads of :attr:`body` that lie in no tile: those at places that are read, and the reads of these places."""
+        gathered = [load for load in self.body_loads if load.places]
+        return frozenset([*gathered, *[place for load in gathered for place in load.places]])
+
+    @cached_property
     def batch_axes(self) -> tuple[str, ...]:
         """Spatial axes that every load of :attr:`body` reads along: outputs share no data across them."""
         walked = [{axis for index in load.indices for axis in index.axes} for load in self.body_loads]

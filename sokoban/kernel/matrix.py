@@ -260,7 +260,7 @@ def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load
         return None
     for load in (first, second):
         # A pad value other than zero would be data of the product.
-        if load.pad or not load.indices or not load.indices[-1].is_plain_axis:
+        if load.pad or load.places or not load.indices or not load.indices[-1].is_plain_axis:
             return None
     return first, second, dtype
 

@@ -239,7 +239,8 @@ class ScheduleReader:
         """Truth of a tensor being staged, by tensor of the body."""
         inputs = {tensor.name for tensor in self.form.expr.inputs}
         listings = list(map(attrgetter("cached"), self.candidates))
-        usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs))
+        scattered = {load.tensor for load in self.form.scattered_loads}
+        usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs - scattered))
         for names in set(listings) - {None}:
             self._check_inputs("cached", names, usable, listings.index(names))
         with_step = sum(given_step.values(), np.zeros(self.count, dtype=np.int64)) > 0
@@ -248,7 +249,8 @@ class ScheduleReader:
         cached = {}
         for load in self.form.body_loads:
             column = _named(load.tensor, listings)
-            cached[load.tensor] = column | by_default if load.indices and load.tensor in inputs else column
+            is_staged = load.indices and load.tensor in inputs - scattered
+            cached[load.tensor] = column | by_default if is_staged else column
         return cached
 
     def _turned(self, tensors: Sequence[str]) -> dict[str, Bools]:
@@ -346,12 +348,16 @@ class ScheduleReader:
         )
 
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
-        """Complain of the first name under ``key`` that is no input of the body."""
+        """Complain of the first name under ``key`` that is no input of the body, or none that lies in tiles."""
+        scattered = {load.tensor for load in self.form.scattered_loads}
         inputs = {tensor.name for tensor in self.form.expr.inputs}
-        wrong = next((k for k, name in enumerate(names) if name not in inputs), None)
+        wrong = next((k for k, name in enumerate(names) if name not in inputs - scattered), None)
         if wrong is not None:
             remedy = _close(names[wrong], usable) + f"can be staged: {listed(usable)}"
-            error = InputError(f"{key}[{wrong}]", f"there is no input {names[wrong]!r}", remedy)
+            problem = f"there is no input {names[wrong]!r}"
+            if names[wrong] in inputs:
+                problem = f"{names[wrong]} is read at places that are read, which lie in no tile"
+            error = InputError(f"{key}[{wrong}]", problem, remedy)
             self.complaints.append((position, _within(error, self.place(position))))
 
     def _complain(self, wrong: Bools, error: Callable[[int], InputError]) -> None:

@@ -137,8 +137,9 @@ class CopiedProduct(ProductKernel):
                 value = guarded_read(load, tensor, self.source(load), axes, ranges)
                 self.call("store_shared", self.shared.data, offset, value)
                 return
-            source = T.address_of(self.block.buffers[load.tensor][[affine(index, axes) for index in load.indices]])
-            conditions = read_conditions(load, tensor, axes, ranges)
+            indices = [affine(index, axes) for index in load.indices]
+            source = T.address_of(self.block.buffers[load.tensor][indices])
+            conditions = read_conditions(load, tensor, indices, ranges)
             if conditions:
                 inside = tirx.all(*conditions)
                 self.call(f"copy_async_{size}_guarded", self.shared.data, offset, source, inside)

@@ -9,7 +9,7 @@ import numpy as np
 from codegen.tir.lowered import identifier
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import makes_16_bits
-from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Tensor, Value
+from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, GatheredIndex, Load, Tensor, Value
 from sokoban.language.functions import FUNCTIONS, expanded
 
 _BINARY = {
@@ -102,12 +102,18 @@ def value_text(
             if value.tensor in results:
                 return results[value.tensor]
             tensor = tensors[value.tensor]
-            element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
+            element = element_text(tensor, [place(index) for index in value.indices])
             return READ[tensor.dtype].format(element)
         assert isinstance(value, Call)
         if value.function not in written and FUNCTIONS[value.function].value is not None:
             return text(expanded(value))
         return _call(value, [text(argument) for argument in value.arguments], written)
+
+    def place(index: AffineIndex) -> str:
+        if not isinstance(index, GatheredIndex):
+            return affine_text(index, axes)
+        indices = [affine_text(inner, axes) for inner in index.place.indices]
+        return f"max(min({element_text(tensors[index.place.tensor], indices)}, {index.high}), {index.low})"
 
     return text(value)
 
