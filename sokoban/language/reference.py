@@ -227,7 +227,8 @@ class _Block:
         for index, extent in zip(indices, array.shape, strict=True):
             is_inside = is_inside & (index >= 0) & (index < extent)
         clipped = tuple(np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True))
-        return np.asarray(np.where(is_inside, array[clipped], load.pad))
+        elements = np.asarray(array[clipped])
+        return elements if load.pad is None else np.where(is_inside, elements, load.pad)
 
 
 def strided_view(array: Array, load: Load, order: Sequence[str], sizes: Mapping[str, int]) -> Array | None:
@@ -432,9 +433,11 @@ def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:
     # Sums of some thousand products have to stay finite in the output's dtype.
     largest = 7.0 if expr.output.dtype == "float16" else 127.0
     floats, integers = ((-1.0, 1.0), (0.5, 1.5)), ((-largest, largest), (1.0, largest))
-    return {
+    places = {name: (0.0, extent - 1.0) for name, extent in _extents_of_places(expr).items()}
+    return places | {
         tensor.name: (integers if tensor.dtype in INTEGER_DTYPES else floats)[tensor.name in positive]
         for tensor in expr.inputs
+        if tensor.name not in places
     }
 
 

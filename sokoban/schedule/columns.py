@@ -356,7 +356,9 @@ class ScheduleReader:
             remedy = _close(names[wrong], usable) + f"can be staged: {listed(usable)}"
             problem = f"there is no input {names[wrong]!r}"
             if names[wrong] in inputs:
-                problem = f"{names[wrong]} is read at places that are read, which lie in no tile"
+                is_place = all(not load.places for load in self.form.body_loads if load.tensor == names[wrong])
+                role = "says where others are read" if is_place else "is read at places that are read"
+                problem = f"{names[wrong]} {role}, and lies in no tile"
             error = InputError(f"{key}[{wrong}]", problem, remedy)
             self.complaints.append((position, _within(error, self.place(position))))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import (
+    AffineIndex,
     Axis,
     GatheredIndex,
     Load,
@@ -91,7 +92,7 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     reads: dict[str, list[Load]] = {}
     for statement in expr.statements:
         for load in loads(statement.value):
-            ends = [(index.bounds(expr.sizes)[1], index.bounds(sizes)[1]) for index in load.indices]
+            ends = [_ends(index, expr.sizes, sizes) for index in load.indices]
             reads.setdefault(load.tensor, []).append(load)
             furthest = reach.setdefault(load.tensor, ends)
             reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(furthest, ends, strict=True)]
@@ -124,6 +125,13 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     form = replace(form, expr=expr.rewritten(axes=axes, tensors=tuple(tensors)))
     return _with_places(form, shapes) if gathers(expr) else form
+
+
+def _ends(index: AffineIndex, sizes: Mapping[str, int], new_sizes: Mapping[str, int]) -> tuple[int, int]:
+    """The largest value of an index before and after; one that is read goes wherever the others do."""
+    if isinstance(index, GatheredIndex):
+        return 0, 0
+    return index.bounds(sizes)[1], index.bounds(new_sizes)[1]
 
 
 def _gathered_dimensions(reads: Sequence[Load]) -> list[bool]:

@@ -1,0 +1,67 @@
+"""Operators whose inputs are read at places that other inputs hold: a frame's loads, some of whose indices are read."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bench.fuzz.draw import Data, Draw
+from bench.fuzz.values import Term, Writer
+
+#: What names of tensors of places begin with.
+_PLACES = "P"
+
+#: Chance that a load of a new input has an index that is read.
+GATHERS = 0.6
+
+#: Elements of dimensions that are read so.
+_EXTENTS = (1, 2, 5, 16, 33, 100, 300)
+
+#: Most places of a tensor of them.
+_MOST_PLACES = 2**20
+
+
+class GatheringWriter(Writer):
+    """A writer some of whose loads have an index that is read from a tensor of places."""
+
+    def load(self, axes: Sequence[str], every: Sequence[str] = (), unindexed: bool = False) -> Term:
+        """A load of a new input, or of one known, as :meth:`bench.fuzz.values.Writer.load` draws it."""
+        before = set(self.inputs.shapes)
+        term = super().load(axes, every, unindexed)
+        tensor = next(iter(set(self.inputs.shapes) - before), None)
+        if tensor is None or self.chance.random() >= GATHERS:
+            return term
+        name, _, rest = term.text.partition("[")
+        inside, bar, pad = rest[:-1].partition(" | ")
+        indices = inside.split(", ")
+        dimension = self.chance.randrange(len(indices))
+        walked = [
+            axis for axis in dict.fromkeys((*every, *axes)) if axis in indices[dimension].replace("*", " ").split()
+        ]
+        walked += [axis for axis in axes if axis not in walked and self.chance.random() < 0.3]
+        if math.prod(self.sizes[axis] for axis in walked) > _MOST_PLACES:
+            return term
+        places = f"{_PLACES}{len(self.inputs.shapes)}"
+        self.inputs.shapes[places] = [self.sizes[axis] for axis in walked] or [1]
+        self.inputs.dtypes[places] = "int32"
+        shape = self.inputs.shapes[tensor]
+        others = math.prod(shape) // shape[dimension]
+        shape[dimension] = self.chance.choice([extent for extent in _EXTENTS if extent * others <= 2**24] or [1])
+        indices[dimension] = f"{places}[{', '.join(walked) or '0'}]"
+        return replace(term, text=f"{name}[{', '.join(indices)}{bar}{pad}]")
+
+    def _again(self, axes: Sequence[str]) -> Term | None:
+        """No second load: what places are in a tensor of them no value says."""
+        return None
+
+
+def gathering(frames: Sequence[Callable[[Draw], Data]], chance: random.Random) -> Data:
+    """An operator of one of some frames, with a load at least that is at places that are read."""
+    while True:
+        draw = Draw(chance)
+        draw.writer = GatheringWriter(chance, draw.sizes, draw.dtypes, draw.integers)
+        data = chance.choice(frames)(draw)
+        if any(name.startswith(_PLACES) for name in data["shapes"]):
+            return data
