@@ -286,6 +286,10 @@ class Proposals:
             yield from flat.pointwise()
             return
         if form.scattered_loads:
+            if placed.product is not None:
+                yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
+                yield from warp_tile_candidates(space, placed, epsilon)
+            yield from warp_group_candidates(space, placed, epsilon)
             yield from flat.direct()
             yield from flat.rows()
             return

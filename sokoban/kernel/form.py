@@ -138,13 +138,15 @@ class KernelForm(ExpressionKernel):
 
     @cached_property
     def body_loads(self) -> tuple[Load, ...]:
-        """Distinct loads of :attr:`body`."""
+        """Distinct loads of :attr:`body`; of a product of matrices its operands alone, not the places of their rows."""
+        if self.roles is not None:
+            return tuple(load for load in loads(self.body) if load in (self.roles.a, self.roles.b))
         return loads(self.body)
 
     @cached_property
     def scattered_loads(self) -> frozenset[Load]:
         """Loads of :attr:`body` that lie in no tile: those at places that are read, and the reads of these places."""
-        gathered = [load for load in self.body_loads if load.places]
+        gathered = [load for load in loads(self.body) if load.places]
         return frozenset([*gathered, *[place for load in gathered for place in load.places]])
 
     @cached_property

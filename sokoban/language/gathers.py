@@ -7,6 +7,7 @@ tensor is ever read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -88,12 +89,11 @@ def with_extents(statement: Statement, sizes: Mapping[str, int], tensors: Mappin
 def within(index: GatheredIndex, dimension: int, load: Load, sizes: Mapping[str, int], tensor: Tensor) -> GatheredIndex:
     """A gathered index of ``load`` in one dimension of its tensor.
 
-    Rows are counted as if they were read in order, each once; elements of the innermost dimension as if each lay in a
-    sector by itself.
+    Rows are counted as if they were read in order, each once; those that are shorter than a sector, and elements of the
+    innermost dimension, as if each lay in a sector by itself.
     """
-    apart = 1
-    if dimension == len(load.indices) - 1:
-        apart = max(2, SECTOR_BYTES // tensor.element_bytes)
+    row_bytes = math.prod(tensor.shape[dimension + 1 :]) * tensor.element_bytes
+    apart = max(2 if dimension == len(load.indices) - 1 else 1, SECTOR_BYTES // row_bytes)
     terms: dict[str, int] = {}
     for axis in reversed(index.axes):
         terms[axis] = apart

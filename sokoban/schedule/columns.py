@@ -239,7 +239,7 @@ class ScheduleReader:
         """Truth of a tensor being staged, by tensor of the body."""
         inputs = {tensor.name for tensor in self.form.expr.inputs}
         listings = list(map(attrgetter("cached"), self.candidates))
-        scattered = {load.tensor for load in self.form.scattered_loads}
+        scattered = _scattered_tensors(self.form)
         usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs - scattered))
         for names in set(listings) - {None}:
             self._check_inputs("cached", names, usable, listings.index(names))
@@ -349,7 +349,7 @@ class ScheduleReader:
 
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
         """Complain of the first name under ``key`` that is no input of the body, or none that lies in tiles."""
-        scattered = {load.tensor for load in self.form.scattered_loads}
+        scattered = _scattered_tensors(self.form)
         inputs = {tensor.name for tensor in self.form.expr.inputs}
         wrong = next((k for k, name in enumerate(names) if name not in inputs - scattered), None)
         if wrong is not None:
@@ -462,6 +462,12 @@ def _no_fragments(key: str, axis: str, values: Ints, fragment: int) -> Callable[
 def _no_group_tile(axis: str, height: Ints) -> Callable[[int], InputError]:
     remedy = f"a warp of a group has {WARP_ROWS} rows"
     return lambda i: InputError(f"thread.{axis}", f"{height[i]} with {Instruction.WGMMA}", remedy)
+
+
+def _scattered_tensors(form: KernelForm) -> set[str]:
+    """Tensors that lie in no tile; matrix instructions copy rows at places that are read."""
+    operands = () if form.roles is None else (form.roles.a, form.roles.b)
+    return {load.tensor for load in form.scattered_loads if load not in operands}
 
 
 def _reuses_data(form: KernelForm) -> bool:

@@ -52,6 +52,15 @@ def affine_text(index: AffineIndex, axes: Mapping[str, str]) -> str:
     return " + ".join(terms)
 
 
+def place_text(index: AffineIndex, axes: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """An index over axes by the names of their variables; one that is read from one of ``tensors`` within its
+    dimension, or one outside where that is the pad."""
+    if not isinstance(index, GatheredIndex):
+        return affine_text(index, axes)
+    indices = [affine_text(inner, axes) for inner in index.place.indices]
+    return f"max(min({element_text(tensors[index.place.tensor], indices)}, {index.high}), {index.low})"
+
+
 def element_text(tensor: Tensor, indices: list[str]) -> str:
     """An element of a tensor by its indices: ``C_ptr[(m) * 72 + (n)]``."""
     wide = "(long long)" if tensor.element_count > MOST_INT else ""
@@ -102,18 +111,12 @@ def value_text(
             if value.tensor in results:
                 return results[value.tensor]
             tensor = tensors[value.tensor]
-            element = element_text(tensor, [place(index) for index in value.indices])
+            element = element_text(tensor, [place_text(index, axes, tensors) for index in value.indices])
             return READ[tensor.dtype].format(element)
         assert isinstance(value, Call)
         if value.function not in written and FUNCTIONS[value.function].value is not None:
             return text(expanded(value))
         return _call(value, [text(argument) for argument in value.arguments], written)
-
-    def place(index: AffineIndex) -> str:
-        if not isinstance(index, GatheredIndex):
-            return affine_text(index, axes)
-        indices = [affine_text(inner, axes) for inner in index.place.indices]
-        return f"max(min({element_text(tensors[index.place.tensor], indices)}, {index.high}), {index.low})"
 
     return text(value)
 
