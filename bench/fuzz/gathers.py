@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,9 @@ _PLACES = "P"
 
 #: Chance that a load of a new input has an index that is read.
 GATHERS = 0.6
+
+#: Chance that an operand of a product has an axis of the output along which it is read so, of these.
+_ROWS, _OUTPUT_AXES = 0.6, ("b", "i", "j")
 
 #: Elements of dimensions that are read so.
 _EXTENTS = (1, 2, 5, 16, 33, 100, 300)
@@ -57,11 +61,35 @@ class GatheringWriter(Writer):
         return None
 
 
+def _with_rows(data: Data, chance: random.Random) -> Data:
+    """An operator one of whose operands, ``A`` or ``B``, is read at places along an axis of the output."""
+    reads = sorted(set(re.findall(r"\b[AB]\[[^\]|]*\]", data["expr"])))
+    if not reads:
+        return data
+    read = chance.choice(reads)
+    tensor, indices = read[0], read[2:-1].split(", ")
+    rows = [dimension for dimension, index in enumerate(indices) if index in _OUTPUT_AXES]
+    if not rows:
+        return data
+    dimension, places = chance.choice(rows), f"{_PLACES}{tensor}"
+    axis = indices[dimension]
+    indices[dimension] = f"{places}[{axis}]"
+    shapes = {name: list(shape) for name, shape in data["shapes"].items()} | {places: [data["sizes"][axis]]}
+    shapes[tensor][dimension] = chance.choice(_EXTENTS)
+    return data | {
+        "expr": data["expr"].replace(read, f"{tensor}[{', '.join(indices)}]"),
+        "shapes": shapes,
+        "dtypes": data["dtypes"] | {places: "int32"},
+    }
+
+
 def gathering(frames: Sequence[Callable[[Draw], Data]], chance: random.Random) -> Data:
     """An operator of one of some frames, with a load at least that is at places that are read."""
     while True:
         draw = Draw(chance)
         draw.writer = GatheringWriter(chance, draw.sizes, draw.dtypes, draw.integers)
         data = chance.choice(frames)(draw)
+        if chance.random() < _ROWS:
+            data = _with_rows(data, chance)
         if any(name.startswith(_PLACES) for name in data["shapes"]):
             return data

@@ -10,14 +10,39 @@ from codegen.compile.build import verify_chain, verify_schedule
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source
 from codegen.target import Target
+from codegen.tir.lowered import LoweringError
 from hal.catalog import load_device
 from roller.programs import find_programs, form_on
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import lower
 
 EMBEDDING = {"expr": "Y[t,d] = E[I[t], d]", "sizes": {"t": 37, "d": 264}, "shapes": {"E": [50, 264]}}
+
+
+def test_multiply_adds_take_no_rows_at_places_from_tiles() -> None:
+    data = GATHERS["rows of a product"][0]
+    schedule = TileSchedule(
+        block=sizes({"t": 32, "n": 32}), thread=sizes({"t": 2, "n": 2}), step=sizes({"k": 8}), cached=("X", "W")
+    )
+    with pytest.raises(LoweringError, match="X is read at places that are read: multiply-adds take it from no tile"):
+        lower(kernel_form(operator_from_data(data)), schedule, entry="rows")
+
+
+def test_tiles_of_one_matrix_read_it_once() -> None:
+    device = load_device("a100-sxm-80gb")
+
+    def seconds(**data: Any) -> float:
+        form = form_on(operator_from_data({"dtype": "bfloat16", **data}), device)
+        return find_programs(form, device, 1, "roller").ranked(1)[0].estimate.seconds
+
+    grouped = seconds(**GATHERS["matrices of groups"][0] | {
+        "sizes": {"b": 64, "r": 128, "n": 4096, "k": 1024}, "shapes": {"W": [8, 4096, 1024]}})  # fmt: skip
+    product = seconds(op="matmul", m=8192, n=4096, k=1024, transpose_b=True)
+    batched = seconds(op="batch_matmul", b=64, m=128, n=4096, k=1024, transpose_b=True)
+    assert product <= grouped < 0.8 * batched
 
 
 def test_rows_are_read_as_vectors() -> None:
@@ -61,6 +86,34 @@ GATHERS: dict[str, tuple[dict[str, Any], str]] = {
          "sizes": {"i": 1024, "j": 1024, "k": 256}, "shapes": {"V": [10]}, "dtype": "float16",
          "dtypes": {"I": "int32"}}, "h100-sxm-80gb",
     ),
+    "rows of a product": (
+        {"expr": "Y[t,n] = sum(k, X[I[t],k] * W[k,n])", "sizes": {"t": 1000, "n": 256, "k": 128},
+         "shapes": {"X": [70, 128]}, "dtype": "bfloat16", "dtypes": {"I": "int32"}}, "a100-sxm-80gb",
+    ),
+    "rows of fragments": (
+        {"expr": "Y[t,n] = sum(k, X[I[t],k | pad=0] * W[n,k])", "sizes": {"t": 512, "n": 256, "k": 64},
+         "shapes": {"X": [70, 64]}, "dtype": "float16", "dtypes": {"I": "int32"}}, "v100-sxm2-16gb",
+    ),
+    "columns of a product": (
+        {"expr": "Y[t,n] = sum(k, X[t,k] * W[J[n],k])", "sizes": {"t": 1000, "n": 200, "k": 96},
+         "shapes": {"W": [70, 96]}, "dtype": "float16", "dtypes": {"J": "int32"}}, "h100-sxm-80gb",
+    ),
+    "matrices of groups": (
+        {"expr": "Y[b,r,n] = sum(k, X[b,r,k] * W[G[b],n,k])", "sizes": {"b": 24, "r": 128, "n": 512, "k": 256},
+         "shapes": {"W": [8, 512, 256]}, "dtype": "bfloat16", "dtypes": {"G": "int32"}}, "h100-sxm-80gb",
+    ),
+    "experts": (
+        {"expr": "Y[b,r,n] = sum(k, X[R[b,r],k | pad=0] * W[G[b],n,k])", "sizes": {"b": 24, "r": 64, "n": 512, "k": 256},
+         "shapes": {"X": [900, 256], "W": [8, 512, 256]}, "dtype": "bfloat16", "dtypes": {"R": "int32", "G": "int32"}},
+        "h100-sxm-80gb",
+    ),
+}  # fmt: skip
+
+#: Instructions that multiply where rows and matrices are named by places.
+INSTRUCTIONS = {
+    "rows of a product": Instruction.MMA_16X8X16, "rows of fragments": Instruction.WMMA,
+    "columns of a product": Instruction.MMA_16X8X16, "matrices of groups": Instruction.WGMMA,
+    "experts": Instruction.MMA_16X8X16, "behind warp groups": Instruction.WGMMA,
 }  # fmt: skip
 
 
@@ -70,6 +123,7 @@ def test_kernels_agree_with_the_reference(name: str) -> None:
     data, board = GATHERS[name]
     device = load_device(board)
     program = find_programs(form_on(operator_from_data(data), device), device, 4, "roller").ranked(4)[0]
+    assert program.main.schedule.instruction == INSTRUCTIONS.get(name, program.main.schedule.instruction)
     check = program.check()
     if check is not None:
         result = verify_chain(check, Target.of(device), "emulator", (0, 1))
