@@ -236,14 +236,15 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def _lasting_dimensions(tensor: Tensor, expr: TensorExpr) -> tuple[int, ...]:
-    """Dimensions of more than one element, or with a read that may be outside; at least one."""
+    """Dimensions of more than one element, or with a read that may be outside or at a place that is read; at least
+    one."""
     outside = {
         d
         for statement in expr.statements
         for load in loads(statement.value)
-        if load.tensor == tensor.name and load.pad is not None
+        if load.tensor == tensor.name
         for d, index in enumerate(load.indices)
-        if index.bounds(expr.sizes) != (0, 0)
+        if isinstance(index, GatheredIndex) or (load.pad is not None and index.bounds(expr.sizes) != (0, 0))
     }
     dimensions = tuple(d for d, extent in enumerate(tensor.shape) if extent != 1 or d in outside)
     return dimensions or tuple(range(len(tensor.shape)))[:1]

@@ -66,7 +66,10 @@ def test_text_reads_back() -> None:
 
 def test_rows_are_counted_in_order_and_elements_by_sectors() -> None:
     (rows,) = gathers(program("Y[t,d] = sum(k, E[I[t,k], d])"))
-    assert rows.indices[0].terms == (("k", 1), ("t", 2)) and rows.indices[0].bounds({}) == (0, 3)
+    # Rows of twelve bytes lie in sectors of 32.
+    assert rows.indices[0].terms == (("k", 2), ("t", 4)) and rows.indices[0].bounds({}) == (0, 3)
+    (wide,) = gathers(parse_program("Y[t,d] = E[I[t], d]", {"t": 3, "d": 8}, {}, shapes={"E": [4, 8]}))
+    assert wide.indices[0].terms == (("t", 1),)
     (elements,) = gathers(program("Y[t] = E[t, I[t] | pad=0]"))
     assert elements.indices[1].terms == (("t", 8),) and elements.indices[1].bounds({}) == (-1, 3)
 
@@ -75,18 +78,39 @@ def test_axes_merge_below_places_and_axes_of_one_go() -> None:
     form = kernel_form(program("Y[t,k,d] = E[I[t,k], d]"))
     assert statement_text(form.final) == "Y[t.k, d] = E[I[t.k], d]"
     (load,) = [load for load in loads(form.final.value) if load.places]
-    assert load.indices[0].terms == (("t.k", 1),)
+    assert load.indices[0].terms == (("t.k", 2),)
     single = parse_program("Y[t,d] = E[I[t], d]", {"t": 1, "d": 3}, {}, shapes={"E": [4, 3]})
     assert statement_text(kernel_form(single).final) == "Y[d] = E[I[0], d]"
+    # A table of one row is still read where it is said to be.
+    one = kernel_form(parse_program("Y[t] = E[I[t]]", {"t": 3}, {}, shapes={"E": [1]}))
+    assert [tensor.name for tensor in one.expr.inputs] == ["E", "I"]
     # Of two rows apart in a table no walk is one.
     assert kernel_form(program("Y[t,d] = E[I[t], d] + I[t]")).spatial == ("t", "d")
 
 
-def test_a_gathered_product_is_no_product_of_matrices() -> None:
-    text = "C[m,n] = sum(k, A[I[m],k] * B[k,n])"
-    sizes = {"m": 64, "n": 64, "k": 64}
-    expr = parse_program(text, sizes, {}, shapes={"A": [64, 64]}, default_dtype="float16")
-    assert kernel_form(expr).roles is None and expr.origin is None
+@pytest.mark.parametrize(
+    ("text", "shapes", "is_product"),
+    [
+        ("C[m,n] = sum(k, A[I[m],k] * B[k,n])", {"A": [64, 64]}, True),
+        ("C[b,m,n] = sum(k, A[b,m,k] * B[G[b],k,n])", {"B": [5, 64, 64]}, True),
+        ("C[b,m,n] = sum(k, A[I[b,m],k | pad=0] * B[G[b],k,n])", {"A": [64, 64], "B": [5, 64, 64]}, True),
+        # Of the depth, of elements, at places in between, or of what is no place.
+        ("C[m,n] = sum(k, A[m,k] * B[I[k],n])", {"B": [64, 64]}, False),
+        ("C[m,n] = sum(k, A[m,I[k]] * B[k,n])", {"A": [64, 64]}, False),
+        ("C[b,m,n] = sum(k, A[I[m,b],k] * B[b,k,n])", {"A": [64, 64]}, False),
+        ("C[m,n] = sum(k, A[I[m + 1],k] * B[k,n])", {"A": [64, 64], "I": [65]}, False),
+        ("C[m,n] = sum(k, A[I[m],k | pad=1] * B[k,n])", {"A": [64, 64]}, False),
+    ],
+)
+def test_rows_and_matrices_of_a_product_may_lie_at_places(
+    text: str, shapes: dict[str, list[int]], is_product: bool
+) -> None:
+    sizes = {axis: 64 for axis in re.findall(r"\b[bmnk]\b", text)}
+    form = kernel_form(parse_program(text, sizes, {}, shapes=shapes, default_dtype="float16"))
+    assert (form.roles is not None) == is_product and form.source.origin is None
+    # Tiles hold operands alone, and multiply-adds none of those at places.
+    names = [load.tensor for load in form.body_loads]
+    assert (names == ["A", "B"]) == is_product and form.scattered_loads
 
 
 def test_places_are_drawn_inside_and_a_few_outside() -> None:
