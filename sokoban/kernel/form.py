@@ -36,6 +36,7 @@ from sokoban.kernel.kernel import ExpressionKernel
 from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
+from sokoban.kernel.regions import read_bytes
 from sokoban.kernel.rows import as_rows
 from sokoban.kernel.statements import (
     axes_of,
@@ -297,8 +298,8 @@ class KernelForm(ExpressionKernel):
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes of all inputs and the output, each once."""
-        return sum(tensor.size_bytes for tensor in (*self.expr.inputs, self.expr.output))
+        """Bytes of all inputs and the output, each once; of what is read at places alone as many rows as are named."""
+        return sum(read_bytes(self.expr, tensor) for tensor in (*self.expr.inputs, self.expr.output))
 
 
 #: Kind of an operator that no schedule of tiles computes whole -> its arithmetic operations.
