@@ -31,6 +31,7 @@ from bench.fuzz.draw import (
     turned,
     weighted,
 )
+from bench.fuzz.gathers import gathering
 from bench.fuzz.named import named, wanted_attention
 from bench.fuzz.productions import INSIDE
 from bench.fuzz.targets import FRAMES as TARGET_FRAMES
@@ -471,9 +472,7 @@ def operator(number: int, seed: int = 0) -> Data:
     """
     chance = random.Random(f"{seed}/{number}")
     while True:
-        # Operators of other numbers are those that they were before there were lines.
-        drawn = lines(Draw(chance, line_target(number))) if number % 12 == 11 else _drawn(chance, target_of(number))
-        data = {"name": f"drawn_{seed}_{number}", **drawn}
+        data = {"name": f"drawn_{seed}_{number}", **_drawn(chance, number)}
         try:
             operator_from_data(data)
         except InputError:
@@ -486,8 +485,12 @@ def target_of(number: int) -> Target | None:
     return targets()[number // 2 % len(targets())] if number % 2 == 0 else None
 
 
-def _drawn(chance: random.Random, target: Target | None) -> Data:
-    if target is not None and TARGET_FRAMES[target.lowering][0].startswith("attention"):
+def _drawn(chance: random.Random, number: int) -> Data:
+    if number % 12 == 11:
+        return lines(Draw(chance, line_target(number)))
+    if number % 12 == 5:
+        return gathering((pointwise, reduction, contraction, matrix_product, rows, lines, steps), chance)
+    if (target := target_of(number)) is not None and TARGET_FRAMES[target.lowering][0].startswith("attention"):
         return wanted_attention(chance, target)
     if target is not None:
         return _BY_NAME[chance.choice(TARGET_FRAMES[target.lowering])](Draw(chance, target))

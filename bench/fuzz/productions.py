@@ -16,6 +16,7 @@ from sokoban.language.expression import (
     AxisValue,
     Call,
     Constant,
+    GatheredIndex,
     Load,
     Reduction,
     Statement,
@@ -31,6 +32,8 @@ _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 #: What indices of a load may be.
 INDICES = ("plain", "strided", "offset", "reversed", "window", "constant", "diagonal", "broadcast", "transposed")
+#: An index that is read from a tensor.
+GATHERED = "gathered"
 PADS = ("pad zero", "pad number", "pad infinity")
 #: Values of axes: as numbers and compared, of an axis that is reduced and of one of the output.
 POSITIONS = ("spatial axis as a number", "spatial axis compared", "reduced axis as a number", "reduced axis compared")
@@ -119,7 +122,8 @@ def _of_value(
         for axis in value.index.axes:
             yield f"{'reduced' if axis in reduced else 'spatial'} axis {'compared' if compared else 'as a number'}"
     elif isinstance(value, Load):
-        yield from _of_load(value, order)
+        for load in (value, *value.places):
+            yield from _of_load(load, order)
     else:
         assert isinstance(value, Constant | Reduction)
 
@@ -129,6 +133,9 @@ def _of_load(load: Load, order: Sequence[str]) -> Iterator[str]:
         yield "pad infinity" if math.isinf(load.pad) else "pad number" if load.pad else "pad zero"
     walked = [axis for index in load.indices for axis in index.axes]
     for index in load.indices:
+        if isinstance(index, GatheredIndex):
+            yield GATHERED
+            continue
         if not index.terms:
             yield "constant"
         if index.is_plain_axis:

@@ -216,7 +216,7 @@ def _data(data: Data, expr: TensorExpr, statements: tuple[Statement, ...], sizes
     axes |= set(used_axes(bodies))
     every = [load for statement in statements for load in loads(statement.value)]
     written = {statement.tensor for statement in statements}
-    padded = {load.tensor for load in every if load.pad is not None} - written
+    padded = {load.tensor for load in every if load.pad is not None or load.places} - written
     read = {load.tensor for load in every} - written
     shapes = {}
     for tensor in expr.inputs:

@@ -26,6 +26,7 @@ from sokoban.language.expression import (
     loads,
 )
 from sokoban.language.functions import FUNCTIONS, expanded
+from sokoban.language.gathers import index_tensors
 from sokoban.language.reference import evaluate, random_inputs
 
 #: Units in the last place of types that sums are kept in.
@@ -60,7 +61,9 @@ def shaken(
     def moved(values: Any, by: float = unit) -> Any:
         return values * (1 + by * chance.uniform(-1, 1, values.shape))
 
-    values_by_name, largest = {name: moved(values) for name, values in inputs.items()}, 0.0
+    places = index_tensors(expr.statements)
+    values_by_name = {name: values if name in places else moved(values) for name, values in inputs.items()}
+    largest = 0.0
     for statement in expr.statements:
         count = math.prod(expr.sizes[axis] for axis in statement.reduction.axes) if statement.reduction else 1
         count = expr.sizes[statement.scan.axis] if statement.scan else count

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from bench.fuzz.log import Record
 from bench.fuzz.productions import (
     ALL,
+    GATHERED,
     INSIDE,
     OPTIONS,
     OUTSIDE,
@@ -50,21 +51,26 @@ _PAIRS = frozenset(
 )
 
 
+#: What is read at places that are read lies in no tile: of a reduction's body nothing is staged then.
+_GATHERED_OUTSIDE = frozenset({f"{OUTSIDE} {GATHERED}"})
+_GATHERED = _GATHERED_OUTSIDE | {f"{INSIDE} {GATHERED}"}
+
+
 def _without(rows: frozenset[str], *names: str) -> frozenset[str]:
     return frozenset(row for row in rows if not any(row.endswith(f" {name}") for name in names))
 
 
 #: Lowering or algorithm -> the productions that can reach it.
 POSSIBLE: Mapping[str, frozenset[str]] = {
-    "pointwise": _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
-    "rows": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
-    "staged": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
-    "tiles": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
+    "pointwise": _OUTSIDE | _GATHERED_OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
+    "rows": _BODIES | _OUTSIDE | _GATHERED | {*_ANY_NUMBER, *_RESULTS},
+    "staged": _BODIES | _OUTSIDE | _GATHERED_OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
+    "tiles": _BODIES | _OUTSIDE | _GATHERED | {*_ANY_NUMBER, *_RESULTS},
     # Windows walk forwards.
     "windows": _without(_BODIES, "reversed") | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # A product of two loads.
     "wmma": _PRODUCTS | _OUTSIDE | {"reads float16", *_RESULTS[::2]},
-    "mma": _PRODUCTS | _OUTSIDE
+    "mma": _PRODUCTS | _OUTSIDE | _GATHERED_OUTSIDE
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS, "writes int32"},
     # Bulk copies and bulk stores pad nothing.
     "bulk": _without(_PRODUCTS | _OUTSIDE, "pad zero", "pad number")
@@ -81,15 +87,16 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.
     "split-rows": _without(_BODIES - {"prod of a reduction"} | _OUTSIDE, *_MOVED) | {*_ANY_FLOAT},
-    "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
+    "sequence": _BODIES | _OUTSIDE | _GATHERED | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),
-    "lines": _INSIDE | _OUTSIDE | {*SCANNED, *PLACED, *SCAN_OPTIONS, *_ANY_NUMBER, *_RESULTS, "writes int32"},
-    "cpu.walks": _INSIDE | _OUTSIDE
+    "lines": _INSIDE | _OUTSIDE | _GATHERED
+    | {*SCANNED, *PLACED, *SCAN_OPTIONS, *_ANY_NUMBER, *_RESULTS, "writes int32"},
+    "cpu.walks": _INSIDE | _OUTSIDE | _GATHERED
     | {*SCANNED, *PLACED, *SCAN_OPTIONS, "reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
-    "cpu.tiles": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
-    "cpu.rows": _BODIES | _OUTSIDE | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
-    "opencl": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
+    "cpu.tiles": _BODIES | _OUTSIDE | _GATHERED | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
+    "cpu.rows": _BODIES | _OUTSIDE | _GATHERED | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
+    "opencl": _BODIES | _OUTSIDE | _GATHERED | {*_ANY_NUMBER, *_RESULTS},
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.kernelbench.problem import Call, Problem, Shape
-from bench.kernelbench.rows import without_turns
+from bench.kernelbench.rows import without_probabilities, without_turns
 from bench.kernelbench.rules import said
 from bench.kernelbench.texts import Said, Unsaid, cropped, in_memory_order
 from hal.support.errors import InputError
@@ -107,7 +107,7 @@ class Operators:
 
 def operators_of(problem: Problem) -> Operators:
     """A problem in the language."""
-    calls = without_turns(problem.calls())
+    calls = without_probabilities(without_turns(problem.calls()))
     try:
         groups = _groups(calls)
     except Unsaid as reason:

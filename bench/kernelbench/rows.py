@@ -153,6 +153,79 @@ def softmax(call: Call) -> Said:
     return Said(text=text, sizes=lines.sizes, shapes=call.shapes[:1], output=call.outputs[0], is_of_values=True)
 
 
+#: Stem of a loss that is one of logits, of which no probabilities are written.
+CROSS_ENTROPY = "cross_entropy"
+
+
+def without_probabilities(calls: Sequence[Call]) -> list[Call]:
+    """Calls in which a loss of the logarithms of a softmax, which nothing else reads, is one of what that reads."""
+    result = list[Call]()
+    for place, call in enumerate(calls):
+        before = result[-1] if result else None
+        if call.stem == "nll_loss_forward" and before is not None and before.stem == "_log_softmax":
+            readers = sum(before.written in each.read for each in calls[place:])
+            if call.read[0] == before.written and readers == 1 and len(call.shapes[0]) == 2:
+                result[-1] = replace(
+                    call,
+                    stem=CROSS_ENTROPY,
+                    shapes=(before.shapes[0], *call.shapes[1:]),
+                    read=(before.read[0], *call.read[1:]),
+                    layouts=(*before.layouts[:1], *call.layouts[1:]),
+                )
+                continue
+        result.append(call)
+    return result
+
+
+def loss_of_classes(call: Call) -> Said:
+    """Negative logarithms of the probabilities of classes, whose numbers are in a tensor, or the cross-entropy of
+    logits; their mean, without those of a number that is ignored."""
+    if len(call.shapes) != 2 or len(call.shapes[0]) != 2:
+        raise Unsaid("a loss of classes with weights, or of images")
+    if call.value(3, 1) != 1:
+        raise Unsaid("a loss that is no mean")
+    count, classes = call.shapes[0]
+    counted = f"{{1}}[i@] == {call.value(4, -100)}"
+    text, of_class = "", "(-{0}[i@, {1}[i@]])"
+    if call.stem == CROSS_ENTROPY:
+        text = "M@[i@] = max(c@, {0}[i@, c@]); S@[i@] = sum(c@, exp({0}[i@, c@] - M@[i@])); "
+        text += "L@[i@] = log(S@[i@]) - ({0}[i@, {1}[i@]] - M@[i@]); "
+        of_class = "L@[i@]"
+    text += f"{{out}}[one@] = sum(i@, select({counted}, 0, {of_class})) / sum(i@, select({counted}, 0, 1))"
+    sizes = {"i@": count, "one@": 1} | ({"c@": classes} if call.stem == CROSS_ENTROPY else {})
+    return Said(text=text, sizes=sizes, shapes=call.shapes, output=(1,))
+
+
+def embedding(call: Call) -> Said:
+    """Rows of a table, by their numbers."""
+    table, numbers = call.shapes[:2]
+    names = axes_of("i", (*numbers, table[1]))
+    text = f"{{out}}[{', '.join(names)}] = {{0}}[{{1}}[{', '.join(names[:-1]) or '0'}], {names[-1]}]"
+    output = (*numbers, table[1])
+    return Said(text=text, sizes=sizes_of(names, output), shapes=[table, numbers], output=output)
+
+
+def gather(call: Call) -> Said:
+    """Elements at numbers along a dimension."""
+    shape, numbers = call.shapes[:2]
+    dim = call.value(1) % len(shape)
+    names = axes_of("i", numbers)
+    indices = [f"{{1}}[{', '.join(names)}]" if place == dim else name for place, name in enumerate(names)]
+    text = f"{{out}}[{', '.join(names)}] = {{0}}[{', '.join(indices)}]"
+    return Said(text=text, sizes=sizes_of(names, numbers), shapes=[shape, numbers], output=numbers)
+
+
+def index_select(call: Call) -> Said:
+    """Slices at numbers along a dimension."""
+    shape, numbers = call.shapes[:2]
+    dim = call.value(1) % len(shape)
+    output = (*shape[:dim], math.prod(numbers), *shape[dim + 1 :])
+    names = axes_of("i", output)
+    indices = [f"{{1}}[{name}]" if place == dim else name for place, name in enumerate(names)]
+    text = f"{{out}}[{', '.join(names)}] = {{0}}[{', '.join(indices)}]"
+    return Said(text=text, sizes=sizes_of(names, output), shapes=[shape, (output[dim],)], output=output)
+
+
 def logsumexp(call: Call) -> Said:
     """Logarithms of sums of exponentials."""
     lines = _Lines.of(call.shapes[0], _dimensions(call))

@@ -7,15 +7,20 @@ from collections.abc import Callable, Mapping
 from bench.kernelbench.pointwise import POINTWISE, pointwise
 from bench.kernelbench.problem import Call
 from bench.kernelbench.rows import (
+    CROSS_ENTROPY,
     batch_norm,
     diagonal,
+    embedding,
     filled,
     flip,
+    gather,
     group_norm,
+    index_select,
     joined,
     layer_norm,
     logsumexp,
     loss,
+    loss_of_classes,
     norm,
     place,
     reduction,
@@ -55,6 +60,8 @@ _RULES: Mapping[str, Callable[[Call], Said]] = {
     "_softmax": softmax, "_log_softmax": softmax, "logsumexp": logsumexp, "native_layer_norm": layer_norm,
     "native_group_norm": group_norm, "native_batch_norm": batch_norm,
     "tril": triangle("<="), "triu": triangle(">="),
+    "nll_loss_forward": loss_of_classes, CROSS_ENTROPY: loss_of_classes, "embedding": embedding, "gather": gather,
+    "index_select": index_select,
     "mse_loss": loss("(X - Z) * (X - Z)"), "flip": flip, "cat": joined,
     "zeros": filled(0), "zeros_like": filled(0), "ones": filled(1), "ones_like": filled(1),
     "smooth_l1_loss": loss("select(abs(X - Z) < 1, 0.5 * (X - Z) * (X - Z), abs(X - Z) - 0.5)"),
@@ -62,7 +69,6 @@ _RULES: Mapping[str, Callable[[Call], Said]] = {
 
 #: Operators that the language has no words for.
 _REASONS: Mapping[str, str] = {
-    "native_dropout": "random numbers", "embedding": "reads by an index tensor", "index": "reads by an index tensor",
-    "gather": "reads by an index tensor", "nll_loss_forward": "reads by an index tensor",
+    "native_dropout": "random numbers", "index": "reads by several index tensors",
     "_cudnn_rnn": "a recurrent network", "topk": "several largest values", "sort": "an order of values",
 }  # fmt: skip

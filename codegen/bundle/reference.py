@@ -10,7 +10,7 @@ includes no headers, so that every NVRTC compiles it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.bundle.records import ReferenceLaunch, ReferenceRecord
@@ -20,6 +20,7 @@ from sokoban.language.expression import (
     AxisValue,
     Call,
     Constant,
+    GatheredIndex,
     Load,
     Reduction,
     Scan,
@@ -204,7 +205,7 @@ class _Kernel:
         )
         tensor = self.expr.tensor_by_name[self.statement.tensor]
         own = Load(tensor.name, tuple(AffineIndex.axis(each) for each in self.statement.axes))
-        store = f"  {self._output(_offset(own, tensor))} = total;"
+        store = f"  {self._output(_offset([_index(index) for index in own.indices], tensor))} = total;"
         total = f"  total = {_COMBINE[scan.function].format('total', self._value(scan.body))};"
         both = [store, total] if scan.is_exclusive else [total, store]
         return [f"double total = {_IDENTITY[scan.function]};", f"for ({self.index} {step}) {{", *both, "}"]
@@ -283,16 +284,24 @@ class _Kernel:
 
     def _load(self, load: Load) -> str:
         tensor = self.expr.tensor_by_name[load.tensor]
-        element = f"{_variable(load.tensor)}[{_offset(load, tensor)}]"
+        places = [self._place_of(index) for index in load.indices]
+        element = f"{_variable(load.tensor)}[{_offset(places, tensor)}]"
         value = element if load.tensor in self.written else _WIDEN[tensor.dtype].format(element)
         if load.pad is None:
             return value
         inside = []
-        for index, extent in zip(load.indices, tensor.shape, strict=True):
+        for index, place, extent in zip(load.indices, places, tensor.shape, strict=True):
             low, high = index.bounds(self.expr.sizes)
-            inside += [f"{_index(index)} >= 0"] if low < 0 else []
-            inside += [f"{_index(index)} < {extent}"] if high >= extent else []
+            inside += [f"{place} >= 0"] if low < 0 else []
+            inside += [f"{place} < {extent}"] if high >= extent else []
         return f"({' && '.join(inside)} ? {value} : {_number(load.pad)})" if inside else value
+
+    def _place_of(self, index: AffineIndex) -> str:
+        """An index; one that is read itself within its dimension, or one outside where that is the pad."""
+        if not isinstance(index, GatheredIndex):
+            return _index(index)
+        read = f"({self.index}){self._load(index.place)}"
+        return f"({read} < {index.low} ? {index.low} : {read} > {index.high} ? {index.high} : {read})"
 
 
 def _variable(name: str) -> str:
@@ -314,9 +323,9 @@ def _index(index: AffineIndex) -> str:
     return f"({' + '.join([*terms, str(index.offset)] if index.offset or not terms else terms)})"
 
 
-def _offset(load: Load, tensor: Tensor) -> str:
+def _offset(places: Sequence[str], tensor: Tensor) -> str:
     """Row-major element number of a load: ``((m) * 17 + (k))``; unsigned nowhere, so negative parts cancel."""
     total = ""
-    for index, extent in zip(load.indices, tensor.shape, strict=True):
-        total = f"({total} * {extent} + {_index(index)})" if total else _index(index)
+    for place, extent in zip(places, tensor.shape, strict=True):
+        total = f"({total} * {extent} + {place})" if total else place
     return total or "0"

@@ -100,11 +100,20 @@ def reads_inside(load: Load, tensor: Tensor, ranges: Mapping[str, int]) -> bool:
 
 
 def read_flat(
-    load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int], dtype: str
+    load: Load,
+    tensors: Mapping[str, Tensor],
+    sources: Mapping[str, Any],
+    axes: Mapping[str, Expr],
+    ranges: Mapping[str, int],
+    dtype: str,
 ) -> Expr:
-    """An element of a tensor that lies flat in ``source``, in ``dtype``; the pad value outside."""
+    """An element of a tensor that lies flat in its source, in ``dtype``; the pad value outside."""
+    tensor, source = tensors[load.tensor], sources[load.tensor]
 
     def element(*indices: Expr) -> Expr:
         return source[position(indices, tensor.shape or (1,))]
 
-    return guarded_read(load, tensor, element, axes, ranges).astype(dtype)
+    def gathered(place: Load) -> Expr:
+        return read_flat(place, tensors, sources, axes, ranges, tensors[place.tensor].dtype)
+
+    return guarded_read(load, tensor, element, axes, ranges, gathered).astype(dtype)

@@ -20,6 +20,7 @@ from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from hal.support.errors import listed
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.line import LineKernel
+from sokoban.language.gathers import index_tensors
 from sokoban.schedule.patches import LineSchedule
 from sokoban.schedule.tile import TileSchedule
 
@@ -43,10 +44,10 @@ def lower(request: AnyRequest) -> LoweredCpu:
     lowering, entry = chosen(KINDS, request), request.entry
     if request.schedule.uses_matrix:
         raise LoweringError(f"{entry}: {request.schedule.instruction} is no instruction of a CPU")
-    read = {tensor.name for tensor in request.problem.inputs}
+    read = {tensor.name for tensor in request.problem.inputs} - set(index_tensors(request.problem.expr.statements))
     for tensor in request.problem.expr.tensors:
         if tensor.dtype == "int32" and tensor.name not in read:
-            continue  # places along an axis
+            continue  # places along an axis, or those that another tensor is read at
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
         if tensor.dtype == "float16" and request.problem.expr.accumulate != "float32":

@@ -235,6 +235,8 @@ class Tile:
 def _is_box(load: Load) -> bool:
     """True if what a load reads is a box that is walked forwards, which can be copied. The box around a diagonal would
     hold far more than is read."""
+    if load.places:
+        return False
     terms = [term for index in load.indices for term in index.terms]
     axes = {axis for axis, _ in terms}
     return bool(terms) and len(axes) == len(terms) and all(coefficient > 0 for _, coefficient in terms)

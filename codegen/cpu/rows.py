@@ -340,8 +340,7 @@ class _RowWriter:
                 return self.scratch[self._column(axes)]
             if load.tensor in self.results:
                 return self.results[load.tensor][lane if self.lane_axis else 0].astype(value.dtype)
-            source = self.sources[load.tensor]
-            return read_flat(load, self.tensors[load.tensor], source, axes, self.form.sizes, value.dtype)
+            return read_flat(load, self.tensors, self.sources, axes, self.form.sizes, value.dtype)
 
         return value.at(axes, read, lane)
 

@@ -258,8 +258,7 @@ class _RegisterTile:
     def _read(self, load: Load, axes: Mapping[str, Expr], dtype: str) -> Expr:
         """An element of an operand in place."""
         form = self.plan.form
-        tensor = form.expr.tensor_by_name[load.tensor]
-        return read_flat(load, tensor, self.buffers.sources[load.tensor], axes, form.sizes, dtype)
+        return read_flat(load, form.expr.tensor_by_name, self.buffers.sources, axes, form.sizes, dtype)
 
     def _is_inside(self, load: Load) -> bool:
         form = self.plan.form

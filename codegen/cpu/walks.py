@@ -145,7 +145,6 @@ class _Walks:
             if load.tensor == self.kernel.line.tensor:
                 assert result is not None
                 return result.astype(dtype)
-            source = self.buffers.sources[load.tensor]
-            return read_flat(load, self.tensors[load.tensor], source, point, self.sizes, dtype)
+            return read_flat(load, self.tensors, self.buffers.sources, point, self.sizes, dtype)
 
         return read

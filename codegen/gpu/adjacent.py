@@ -12,8 +12,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.tir.lowered import identifier
+from codegen.tir.reads import places, read_in_place
 from codegen.tir.statements import local_buffer, named, vector_read, vector_write
-from codegen.tir.values import Expr, affine
+from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Call, Load, Value, loads, walk
 from sokoban.language.functions import primitives_of
@@ -49,6 +50,7 @@ class AdjacentResults:
         name: Callable[[str], str] = lambda wanted: wanted,
     ) -> None:
         self.width, self.sources, self.outputs = width, sources, form.final.axes
+        self.tensors, self.sizes = form.expr.tensor_by_name, form.sizes
         tensors, last = form.expr.tensor_by_name, form.final.axes[-1]
         self._results = local_buffer(name("results"), width, form.expr.output.dtype)
         self._operands = {
@@ -66,8 +68,12 @@ class AdjacentResults:
         """Write the elements from ``axes`` on to the output; ``value`` computes one from its place, those of its
         operands that are in registers, and its number in the vector."""
         last, width = self.outputs[-1], self.width
+
+        def gathered(place: Load) -> Expr:
+            return read_in_place(place, self.tensors, self.sources, axes, self.sizes)
+
         for load, buffer in self._operands.items():
-            *outer, innermost = [affine(index, axes) for index in load.indices]
+            *outer, innermost = places(load, axes, gathered)
             vector_write(buffer, _ZERO, width, self.sources[load.tensor][(*outer, tirx.Ramp(innermost, 1, width))])
         with named(T.unroll, width, "lane") as lane:
             taken = {load: buffer[lane] for load, buffer in self._operands.items()}

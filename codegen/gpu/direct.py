@@ -18,7 +18,7 @@ from codegen.gpu.adjacent import AdjacentResults
 from codegen.gpu.staged.threads import ThreadTile
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
-from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.reads import VECTOR_ANY, padded_sizes, read_in_place
 from codegen.tir.statements import named
 from codegen.tir.values import Expr, evaluate, remainder
 from sokoban.kernel.form import KernelForm
@@ -145,13 +145,9 @@ class DirectKernel(ABC):
         form, dtype = self.form, self.form.expr.final_dtype
 
         def read(load: Load) -> Expr:
-            if load in taken:
-                return taken[load].astype(dtype)
             if result is not None and load.tensor == form.reductions[0].tensor:
                 return result.astype(dtype)
-            source = self.sources[load.tensor]
-            value = guarded_read(load, self.tensors[load.tensor], lambda *indices: source[indices], axes, form.sizes)
-            return value.astype(dtype)
+            return read_in_place(load, self.tensors, self.sources, axes, form.sizes, taken).astype(dtype)
 
         return evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
 

@@ -21,9 +21,9 @@ from codegen.tir.carried import NOWHERE, Carried
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
-from codegen.tir.reads import guarded_read
+from codegen.tir.reads import guarded_read, places
 from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
-from codegen.tir.values import Expr, affine, evaluate
+from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.line import LineKernel
 from sokoban.language.expression import AffineIndex, Load, loads
 from sokoban.language.names import fresh_name
@@ -151,17 +151,18 @@ class _Lines(ABC):
         return (Load(self.kernel.line.tensor, indices),)
 
     def _reader(self, point: Point, loaded: Mapping[Load, Expr], dtype: str) -> Callable[[Load], Expr]:
-        def read(load: Load) -> Expr:
-            if load in loaded:
-                return loaded[load].astype(dtype)
-            source, tensor = self.sources[load.tensor], self.tensors[load.tensor]
+        return lambda load: self._element(load, point, loaded).astype(dtype)
 
-            def element(*indices: Expr) -> Expr:
-                return source[self.address(load.tensor, indices)]
+    def _element(self, load: Load, point: Point, loaded: Mapping[Load, Expr]) -> Expr:
+        """An element as memory holds it; of those in registers the one there."""
+        if load in loaded:
+            return loaded[load]
+        source, tensor = self.sources[load.tensor], self.tensors[load.tensor]
 
-            return guarded_read(load, tensor, element, point, self.sizes).astype(dtype)
+        def element(*indices: Expr) -> Expr:
+            return source[self.address(load.tensor, indices)]
 
-        return read
+        return guarded_read(load, tensor, element, point, self.sizes, lambda place: self._element(place, point, loaded))
 
     def address(self, tensor: str, indices: Sequence[Expr]) -> Expr:
         """Position of an element."""
@@ -182,7 +183,8 @@ class _Lines(ABC):
             buffer = local_buffer(name, self.vector, self.tensors[load.tensor].dtype)
             # The first of them in memory, in whole vectors, so that TVM sees that they are aligned.
             start = self.at(first + self.vector - 1 if self.kernel.is_reversed else first)
-            address = self.address(load.tensor, [affine(index, start) for index in load.indices])
+            indices = places(load, start, lambda place: self._element(place, start, {}))  # noqa: B023
+            address = self.address(load.tensor, indices)
             address = tirx.floordiv(address, self.vector) * self.vector
             vector_write(buffer, 0, self.vector, vector_read(self.sources[load.tensor], address, self.vector))
             buffers[load] = buffer

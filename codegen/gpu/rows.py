@@ -23,9 +23,9 @@ from tvm.script.ir_builder import tirx as T
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import TileRequest
-from codegen.tir.reads import guarded_read, padded_sizes
+from codegen.tir.reads import guarded_read, padded_sizes, places
 from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
-from codegen.tir.values import Expr, affine, combine, evaluate, identity, remainder
+from codegen.tir.values import Expr, combine, evaluate, identity, remainder
 from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.language.expression import Load, Reduction
 from sokoban.language.names import fresh_name
@@ -417,7 +417,7 @@ class _RowsLowering:
         lanes = self.plan.vector
         if load in self.plan.wide:
             axes = {**self.row, **self.column(turn, tirx.const(0, "int32"))}
-            first = self._place(load.tensor, [affine(index, axes) for index in load.indices])
+            first = self._place(load.tensor, places(load, axes, lambda place: self._read(place, axes)))
             vector_write(registers, position * lanes, lanes, vector_read(self.sources[load.tensor], first, lanes))
             return
         with named(T.unroll, lanes, "lane") as lane:
@@ -431,7 +431,9 @@ class _RowsLowering:
         def at(*indices: Expr) -> Expr:
             return source[self._place(load.tensor, indices)]
 
-        return guarded_read(load, self.tensors[load.tensor], at, axes, self.form.sizes)
+        return guarded_read(
+            load, self.tensors[load.tensor], at, axes, self.form.sizes, lambda place: self._read(place, axes)
+        )
 
     def reader(self, loaded: Mapping[Load, Expr], axes: Mapping[str, Expr], dtype: str) -> Read:
         """Reads of a statement, as values of ``dtype``: results of reductions, what is ``loaded``, else memory."""

@@ -134,13 +134,17 @@ class _ExpressionWriter:
         """An element of an operand, from its staged tile where it has one."""
         stage = self.stages.get(load)
         if stage is None:
-            value = guarded_read(load, self.tensors[load.tensor], self.sources[load.tensor], axes, ranges)
-            return value.astype(dtype)
+            return self._in_place(load, axes, ranges).astype(dtype)
         coordinates = [
             affine(AffineIndex(dimension.terms, shift), axes)
             for dimension, shift in zip(stage.dimensions, stage.shifts, strict=True)
         ]
         return stage.tensor(*coordinates).astype(dtype)
+
+    def _in_place(self, load: Load, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> Expr:
+        source = self.sources[load.tensor]
+        gathered = lambda place: self._in_place(place, axes, ranges)  # noqa: E731
+        return guarded_read(load, self.tensors[load.tensor], source, axes, ranges, gathered)
 
     def _accumulate(self, reduction: Reduction) -> Any:
         form = self.form

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tvm import tirx
@@ -11,13 +12,20 @@ from tvm import tirx
 from codegen.tir.statements import wide
 from codegen.tir.values import Expr, affine, stored_constant
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import Load, Tensor
+from sokoban.language.expression import GatheredIndex, Load, Tensor
 from sokoban.schedule.tile import TileSchedule
 
 #: Elements of an access where the schedule names none: a multiple of every legal width.
 VECTOR_ANY = 64
 
+#: The element of a read that says where to read, as memory holds it.
+Gathered = Callable[[Load], Expr]
+
 LARGEST_INT32 = 2**31 - 1
+
+
+def _nothing_gathered(place: Load) -> Expr:
+    raise TypeError(f"a kernel of this kind reads no places from {place.tensor}")
 
 
 def padded_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
@@ -26,18 +34,28 @@ def padded_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
     return {axis: -(-size // tiles.get(axis, 1)) * tiles.get(axis, 1) for axis, size in form.sizes.items()}
 
 
-def read_conditions(load: Load, tensor: Tensor, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> list[Expr]:
-    """Conditions under which the indices of ``load`` are inside its tensor; ``ranges`` are axis sizes.
+def places(load: Load, axes: Mapping[str, Expr], gathered: Gathered) -> list[Expr]:
+    """The indices of a load as integer expressions, those that are read themselves within their dimensions."""
+    return [
+        tirx.max(tirx.min(gathered(index.place).astype("int32"), index.high), index.low)
+        if isinstance(index, GatheredIndex)
+        else affine(index, axes)
+        for index in load.indices
+    ]
+
+
+def read_conditions(load: Load, tensor: Tensor, indices: Sequence[Expr], ranges: Mapping[str, int]) -> list[Expr]:
+    """Conditions under which ``indices`` of ``load`` are inside its tensor; ``ranges`` are axis sizes.
 
     Conditions that interval algebra can prove are left out.
     """
     conditions = []
-    for index, extent in zip(load.indices, tensor.shape, strict=True):
+    for index, place, extent in zip(load.indices, indices, tensor.shape, strict=True):
         low, high = index.bounds(ranges)
         if low < 0:
-            conditions.append(affine(index, axes) >= 0)
+            conditions.append(place >= 0)
         if high >= extent:
-            conditions.append(affine(index, axes) < extent)
+            conditions.append(place < extent)
     return conditions
 
 
@@ -48,17 +66,60 @@ def _reach(load: Load, tensor: Tensor, ranges: Mapping[str, int]) -> int:
     return sum(bound * stride for bound, stride in zip(bounds, strides, strict=True))
 
 
-def guarded_read(load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> Expr:
-    """``source[indices]`` where the indices are inside the tensor, the pad value elsewhere; ``ranges`` are axis sizes.
+def guarded_read(
+    load: Load,
+    tensor: Tensor,
+    source: Any,
+    axes: Mapping[str, Expr],
+    ranges: Mapping[str, int],
+    gathered: Gathered = _nothing_gathered,
+) -> Expr:
+    """``source[indices]`` where the indices are inside the tensor, the pad value elsewhere.
 
     Only the bounds that interval algebra cannot prove become conditions.
+
+    Args:
+        load: the read.
+        tensor: what it reads.
+        source: gives the element at indices.
+        axes: variables or numbers by axis.
+        ranges: sizes of axes.
+        gathered: gives the element of a read that says where to read.
     """
-    indices = [affine(index, axes) for index in load.indices]
+    indices = places(load, axes, gathered)
+    conditions = read_conditions(load, tensor, indices, ranges)
     if _reach(load, tensor, ranges) > LARGEST_INT32:
         # Far outside of the tensor, where nothing is read, places would not fit 32 bits.
         indices = [wide(index) for index in indices]
-    conditions = read_conditions(load, tensor, axes, ranges)
     value = source(*(indices or [tirx.const(0, "int32")]))
     if not conditions:
         return value
     return tirx.if_then_else(tirx.all(*conditions), value, stored_constant(load.pad or 0.0, tensor.dtype))
+
+
+def read_in_place(
+    load: Load,
+    tensors: Mapping[str, Tensor],
+    sources: Mapping[str, Any],
+    axes: Mapping[str, Expr],
+    ranges: Mapping[str, int],
+    taken: Mapping[Load, Expr] = MappingProxyType({}),
+) -> Expr:
+    """The element of a load as memory holds it; of those in ``taken`` the one in registers.
+
+    Args:
+        load: the read.
+        tensors: all that may be read, by name.
+        sources: the same as buffers of their shapes.
+        axes: variables or numbers by axis.
+        ranges: sizes of axes.
+        taken: elements in registers.
+    """
+    if load in taken:
+        return taken[load]
+    source = sources[load.tensor]
+
+    def gathered(place: Load) -> Expr:
+        return read_in_place(place, tensors, sources, axes, ranges, taken)
+
+    return guarded_read(load, tensors[load.tensor], lambda *indices: source[indices], axes, ranges, gathered)

@@ -16,6 +16,7 @@ from sokoban.language.expression import (
     AxisValue,
     Call,
     Constant,
+    GatheredIndex,
     Load,
     Reduction,
     Scan,
@@ -63,7 +64,13 @@ _ARITHMETIC: Mapping[str, Callable[..., Expr]] = {
 
 
 def affine(index: AffineIndex, axes: Mapping[str, Expr]) -> Expr:
-    """The integer expression of an affine index."""
+    """The integer expression of an affine index.
+
+    Raises:
+        TypeError: the index is read from a tensor (:func:`codegen.tir.reads.places`).
+    """
+    if isinstance(index, GatheredIndex):
+        raise TypeError(f"{index} is no affine index")
     total: Expr = tirx.const(index.offset, "int32")
     for axis, coefficient in index.terms:
         term = axes[axis] if coefficient == 1 else axes[axis] * coefficient

@@ -60,7 +60,7 @@ class Convolution:
 def convolution_of(form: KernelForm) -> Convolution | None:
     """The roles of the axes of a convolution; None for any other operator, and for strides and dilation together."""
     reduction = form.reduction
-    if not form.is_tile or reduction is None or reduction.function != "sum":
+    if not form.is_tile or form.scattered_loads or reduction is None or reduction.function != "sum":
         return None
     body = reduction.body
     if not isinstance(body, Call) or body.function != "mul":

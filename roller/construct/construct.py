@@ -285,6 +285,14 @@ class Proposals:
         if form.reduction is None:
             yield from flat.pointwise()
             return
+        if form.scattered_loads:
+            if placed.product is not None:
+                yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
+                yield from warp_tile_candidates(space, placed, epsilon)
+            yield from warp_group_candidates(space, placed, epsilon)
+            yield from flat.direct()
+            yield from flat.rows()
+            return
         if reuse:
             if placed.product is not None:
                 yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()

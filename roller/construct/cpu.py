@@ -269,9 +269,10 @@ class CpuScaleUp:
     @cached_property
     def _packings(self) -> tuple[tuple[str, ...], ...]:
         """Every choice of operands that may be packed; those with a border always are."""
-        reused = [load.tensor for load in self.form.body_loads if load.indices and self._reused(load)]
-        names = tuple(dict.fromkeys(reused))
-        padded = {load.tensor for load in self.form.body_loads if load.pad is not None}
+        scattered = {load.tensor for load in self.form.scattered_loads}
+        operands = [load for load in self.form.body_loads if load.tensor not in scattered]
+        names = tuple(dict.fromkeys(load.tensor for load in operands if load.indices and self._reused(load)))
+        padded = {load.tensor for load in operands if load.pad is not None}
         choices = (packed for count in range(len(names) + 1) for packed in itertools.combinations(names, count))
         return tuple(packed for packed in choices if not padded - set(packed))
 

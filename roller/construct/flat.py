@@ -76,6 +76,8 @@ class Flat:
     def _window_axis(self) -> str | None:
         """The last axis but one that a window slides along, so that a thread's outputs along it share what they read;
         None where there is none."""
+        if self.form.scattered_loads:
+            return None
         for axis in reversed(self.form.spatial[:-1]):
             for load in self.form.body_loads:
                 if any(index.coefficient(axis) and len(index.terms) > 1 for index in load.indices):
@@ -178,6 +180,7 @@ class Flat:
             load.tensor
             for load in self.form.body_loads
             if load.indices
+            and load not in self.form.scattered_loads
             and not load.indices[-1].coefficient(last)
             and any(i.coefficient(last) for i in load.indices)
         )

@@ -36,6 +36,7 @@ from sokoban.kernel.kernel import ExpressionKernel
 from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
+from sokoban.kernel.regions import read_bytes
 from sokoban.kernel.rows import as_rows
 from sokoban.kernel.statements import (
     axes_of,
@@ -138,8 +139,16 @@ class KernelForm(ExpressionKernel):
 
     @cached_property
     def body_loads(self) -> tuple[Load, ...]:
-        """Distinct loads of :attr:`body`."""
+        """Distinct loads of :attr:`body`; of a product of matrices its operands alone, not the places of their rows."""
+        if self.roles is not None:
+            return tuple(load for load in loads(self.body) if load in (self.roles.a, self.roles.b))
         return loads(self.body)
+
+    @cached_property
+    def scattered_loads(self) -> frozenset[Load]:
+        """Loads of :attr:`body` that lie in no tile: those at places that are read, and the reads of these places."""
+        gathered = [load for load in loads(self.body) if load.places]
+        return frozenset([*gathered, *[place for load in gathered for place in load.places]])
 
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
@@ -289,8 +298,8 @@ class KernelForm(ExpressionKernel):
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes of all inputs and the output, each once."""
-        return sum(tensor.size_bytes for tensor in (*self.expr.inputs, self.expr.output))
+        """Bytes of all inputs and the output, each once; of what is read at places alone as many rows as are named."""
+        return sum(read_bytes(self.expr, tensor) for tensor in (*self.expr.inputs, self.expr.output))
 
 
 #: Kind of an operator that no schedule of tiles computes whole -> its arithmetic operations.

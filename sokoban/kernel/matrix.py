@@ -15,7 +15,7 @@ from itertools import product
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.instructions import Instruction
-from sokoban.language.expression import Call, Load, Reduction, TensorExpr
+from sokoban.language.expression import Call, GatheredIndex, Load, Reduction, TensorExpr
 
 #: Bytes of the depth that ``mma.sync`` multiplies at a time, whatever the element type: two words of every lane.
 DEPTH_BYTES = 32
@@ -262,7 +262,16 @@ def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load
         # A pad value other than zero would be data of the product.
         if load.pad or not load.indices or not load.indices[-1].is_plain_axis:
             return None
+        if not all(_is_row_of_places(index, expr) for index in load.indices if isinstance(index, GatheredIndex)):
+            return None
     return first, second, dtype
+
+
+def _is_row_of_places(index: GatheredIndex, expr: TensorExpr) -> bool:
+    """True if a place is read at axes of the output as they are: the rows of a tile, or one place for all of it."""
+    spatial = expr.statements[-1].axes
+    plain = all(each.is_plain_axis and each.axes[0] in spatial for each in index.place.indices)
+    return plain and index.place.pad is None
 
 
 def _takes(load: Load, other: Load, axis: str, moving: Sequence[str]) -> bool:
@@ -291,5 +300,7 @@ def _indexes_plainly(load: Load, axis: str, moving: Sequence[str] = ()) -> bool:
     if len(indexed) != 1:
         return False
     (index,) = indexed
+    if isinstance(index, GatheredIndex):
+        return index.coefficient(axis) == 1 and index.axes[-1] == axis
     is_moved = load.pad is None and index.coefficient(axis) == 1 and set(index.axes) <= {axis, *moving}
     return index.is_plain_axis or is_moved

@@ -19,6 +19,7 @@ from sokoban.language.expression import (
     AxisValue,
     Call,
     Constant,
+    GatheredIndex,
     Load,
     Reduction,
     Scan,
@@ -28,6 +29,7 @@ from sokoban.language.expression import (
     Value,
     loads,
     walk,
+    with_places,
 )
 
 #: Most nodes, and levels, of a value after inlining; larger ones are refused, as every later pass would walk them all.
@@ -210,7 +212,8 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
 
     def dropped(value: Value) -> Value:
         if isinstance(value, Load):
-            return replace(value, indices=tuple(value.indices[d] for d in dimensions_of[value.tensor]))
+            lasting = replace(value, indices=tuple(value.indices[d] for d in dimensions_of[value.tensor]))
+            return with_places(lasting, dropped)
         if isinstance(value, Call):
             return Call(value.function, tuple(dropped(argument) for argument in value.arguments))
         if isinstance(value, Reduction):
@@ -233,14 +236,15 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def _lasting_dimensions(tensor: Tensor, expr: TensorExpr) -> tuple[int, ...]:
-    """Dimensions of more than one element, or with a read that may be outside; at least one."""
+    """Dimensions of more than one element, or with a read that may be outside or at a place that is read; at least
+    one."""
     outside = {
         d
         for statement in expr.statements
         for load in loads(statement.value)
-        if load.tensor == tensor.name and load.pad is not None
+        if load.tensor == tensor.name
         for d, index in enumerate(load.indices)
-        if index.bounds(expr.sizes) != (0, 0)
+        if isinstance(index, GatheredIndex) or (load.pad is not None and index.bounds(expr.sizes) != (0, 0))
     }
     dimensions = tuple(d for d, extent in enumerate(tensor.shape) if extent != 1 or d in outside)
     return dimensions or tuple(range(len(tensor.shape)))[:1]
@@ -304,7 +308,7 @@ def can_fuse(expr: TensorExpr, a: str, b: str) -> bool:
         accesses += [(load.tensor, load.indices) for load in loads(statement.value)]
         for tensor, indices in accesses:
             position = _pair_position(indices, a, b)
-            if position is None and any({a, b} & set(index.axes) for index in indices):
+            if position is None and any({a, b} & _walked_by(index) for index in indices):
                 return False
             if position is not None and expr.tensor_by_name[tensor].shape[position + 1] != expr.sizes[b]:
                 return False
@@ -316,12 +320,17 @@ def can_fuse(expr: TensorExpr, a: str, b: str) -> bool:
 
 def _pair_position(indices: Sequence[AffineIndex], a: str, b: str) -> int | None:
     """The dimension where plain ``a`` is followed by plain ``b``, both used nowhere else in ``indices``."""
-    positions = [position for position, index in enumerate(indices) if {a, b} & set(index.axes)]
+    positions = [position for position, index in enumerate(indices) if {a, b} & _walked_by(index)]
     if len(positions) != 2 or positions[1] != positions[0] + 1:
         return None
     first, second = positions
     are_single_axes = indices[first] == AffineIndex.axis(a) and indices[second] == AffineIndex.axis(b)
     return first if are_single_axes else None
+
+
+def _walked_by(index: AffineIndex) -> set[str]:
+    """Axes that an index walks its dimension by; none where it is read, which is an access of its own."""
+    return set() if isinstance(index, GatheredIndex) else set(index.axes)
 
 
 def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:
@@ -337,7 +346,11 @@ def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:
 
     def fused_value(value: Value) -> Value:
         if isinstance(value, Load):
-            return replace(value, indices=fused_access(value.tensor, value.indices))
+            indices = tuple(
+                replace(index, terms=_fused_terms(index, a, b, fused)) if isinstance(index, GatheredIndex) else index
+                for index in fused_access(value.tensor, value.indices)
+            )
+            return with_places(replace(value, indices=indices), fused_value)
         if isinstance(value, Call):
             return Call(value.function, tuple(fused_value(argument) for argument in value.arguments))
         if isinstance(value, Reduction):
@@ -363,6 +376,12 @@ def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:
         if axis != b
     }
     return _with_statements(expr, statements, tensors, sizes)
+
+
+def _fused_terms(index: AffineIndex, a: str, b: str, fused: str) -> tuple[tuple[str, int], ...]:
+    """Terms of an index that counts along ``a`` in rows of ``b``."""
+    terms = {axis: factor for axis, factor in index.terms if axis not in (a, b)}
+    return AffineIndex.of({**terms, fused: index.coefficient(b)}).terms
 
 
 def _fused_names(axes: tuple[str, ...], a: str, b: str, fused: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sokoban.language.expression import AffineIndex, Load, Statement, TensorExpr, loads
+from sokoban.language.expression import AffineIndex, Load, Statement, Tensor, TensorExpr, loads
 
 IntArray = NDArray[np.int64]
 Size = TypeVar("Size", int, IntArray)
@@ -122,6 +122,22 @@ def subtensor_sizes(expr: TensorExpr, tile: Mapping[str, Size]) -> dict[str, tup
                     dims[position] = (np.minimum(lowest, low), np.maximum(highest, high))
     inputs = {tensor.name for tensor in expr.inputs}
     return {name: tuple(high - low + 1 for low, high in dims) for name, dims in spans.items() if name in inputs}
+
+
+def read_bytes(expr: TensorExpr, tensor: Tensor) -> int:
+    """Bytes of a tensor that an operator needs at least: all of them; of one that is read at places alone
+    (:class:`sokoban.language.expression.GatheredIndex`) as many rows as are named, each its own.
+
+    >>> from sokoban.language.parser import parse_program
+    >>> expr = parse_program("Y[t,d] = E[I[t], d]", {"t": 3, "d": 8}, {}, shapes={"E": [100, 8]})
+    >>> [read_bytes(expr, tensor) for tensor in expr.inputs]  # three rows of 32 bytes; three places
+    [96, 12]
+    """
+    read = [load for statement in expr.statements for load in loads(statement.value) if load.tensor == tensor.name]
+    if not read or not all(load.places for load in read):
+        return tensor.size_bytes
+    boxes = (zip(data_tile_shape(load, expr.sizes), tensor.shape, strict=True) for load in read)
+    return max(math.prod(min(extent, size) for extent, size in box) for box in boxes) * tensor.element_bytes
 
 
 def compute_workload(expr: TensorExpr, tile: Mapping[str, Size]) -> Size:

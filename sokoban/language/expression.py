@@ -13,7 +13,7 @@ can be cached by the expression itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -112,6 +112,47 @@ class AffineIndex:
         return " + ".join(parts).replace("+ -", "- ")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredIndex(AffineIndex):
+    """The number that an integer tensor holds, as an index of another one: ``I[t]`` in ``E[I[t], d]``.
+
+    As an affine index it is what data tiles and transactions are counted by: rows that are read in the order of the
+    numbers, each its own.
+
+    Attributes:
+        place: the read of the integer tensor.
+        low, high: what smaller and larger numbers are taken for: the first and last element of the dimension, or one
+            outside on either side where the read has a pad.
+    """
+
+    place: Load
+    low: int = 0
+    high: int = 0
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes that the number depends on."""
+        return tuple(dict.fromkeys(axis for index in self.place.indices for axis in index.axes))
+
+    @property
+    def is_plain_axis(self) -> bool:
+        """False: no two of its values need to differ."""
+        return False
+
+    def bounds(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Smallest and largest value."""
+        return self.low, self.high
+
+    def substitute(self, replacements: Mapping[str, AffineIndex]) -> GatheredIndex:
+        """The number read at other axes."""
+        counted = AffineIndex(self.terms, self.offset).substitute(replacements)
+        place = replace(self.place, indices=tuple(index.substitute(replacements) for index in self.place.indices))
+        return replace(self, terms=counted.terms, offset=counted.offset, place=place)
+
+    def __str__(self) -> str:
+        return value_text(self.place)
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A number."""
@@ -133,6 +174,11 @@ class Load:
     tensor: str
     indices: tuple[AffineIndex, ...]
     pad: float | None = None
+
+    @property
+    def places(self) -> tuple[Load, ...]:
+        """The reads that say which element it is; none where axes do."""
+        return tuple([index.place for index in self.indices if isinstance(index, GatheredIndex)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +393,8 @@ def walk(value: Value) -> Iterator[Value]:
             yield from walk(argument)
     elif isinstance(value, Reduction | Scan):
         yield from walk(value.body)
+    elif isinstance(value, Load):
+        yield from value.places
 
 
 def loads(value: Value) -> tuple[Load, ...]:
@@ -379,28 +427,21 @@ def rewrite(value: Value, replacements: Mapping[Value, Value]) -> Value:
         return Call(value.function, tuple(rewrite(argument, replacements) for argument in value.arguments))
     if isinstance(value, Reduction | Scan):
         return replace(value, body=rewrite(value.body, replacements))
+    if isinstance(value, Load) and value.places:
+        return with_places(value, lambda place: rewrite(place, replacements))
     return value
 
 
-def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
-    """``value`` with axes and tensors of other names, by those that they have.
-
-    >>> element = Load("X", (AffineIndex.of({"i": 2}, 1),))
-    >>> value_text(renamed_value(Reduction("sum", ("i",), element), {"i": "k", "X": "A"}))
-    'sum([k], A[2*k + 1])'
-    """
-    if isinstance(value, Call):
-        return Call(value.function, tuple(renamed_value(argument, names) for argument in value.arguments))
-    if isinstance(value, Reduction):
-        axes = tuple(names.get(axis, axis) for axis in value.axes)
-        return Reduction(value.function, axes, renamed_value(value.body, names))
-    if isinstance(value, Scan):
-        return replace(value, axis=names.get(value.axis, value.axis), body=renamed_value(value.body, names))
-    moved = {axis: AffineIndex.axis(name) for axis, name in names.items()}
-    if isinstance(value, Load):
-        indices = tuple(index.substitute(moved) for index in value.indices)
-        return Load(names.get(value.tensor, value.tensor), indices, value.pad)
-    return AxisValue(value.index.substitute(moved)) if isinstance(value, AxisValue) else value
+def with_places(load: Load, changed: Callable[[Load], Value]) -> Load:
+    """``load`` with other reads that say which element it is."""
+    indices = []
+    for index in load.indices:
+        if isinstance(index, GatheredIndex):
+            place = changed(index.place)
+            assert isinstance(place, Load)
+            index = replace(index, place=place)
+        indices.append(index)
+    return replace(load, indices=tuple(indices))
 
 
 _INFIX = {

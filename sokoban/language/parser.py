@@ -29,6 +29,7 @@ from sokoban.language.expression import (
     AffineIndex,
     Axis,
     Call,
+    GatheredIndex,
     Load,
     Reduction,
     Scan,
@@ -41,6 +42,7 @@ from sokoban.language.expression import (
     used_axes,
     walk,
 )
+from sokoban.language.gathers import check_places, index_tensors, with_extents
 from sokoban.language.grammar import parse_tree
 from sokoban.language.names import unused_name
 from sokoban.language.reference import round_to_dtype
@@ -90,18 +92,28 @@ def parse_program(
     sizes = {**sizes, **{axis: 1 for s in statements for axis in s.axes if axis not in sizes}}
     _check_every_size_is_used(statements, sizes)
     _check_order_and_use(statements)
+    places = index_tensors(statements)
     tensor_shapes = _tensor_shapes(statements, sizes, shapes)
     statements = [replace(s, value=_check_loads(s, sizes, tensor_shapes)) for s in statements]
     user_tensors = {d.tensor for d in definitions}
     tensor_dtypes, accumulate = _tensor_dtypes(
-        statements, tensor_shapes, user_tensors, dtypes, accumulate, default_dtype
+        statements,
+        tensor_shapes,
+        user_tensors,
+        dict.fromkeys(places, "int32") | dict(dtypes),
+        accumulate,
+        default_dtype,
     )
+    check_places(places, tensor_dtypes)
     statements = [replace(s, value=_stored_pads(s.value, tensor_dtypes)) for s in statements]
     for key in pads:
         if key not in tensor_shapes:
             raise InputError(f"pad.{key}", "the expression has no tensor of this name", "remove it")
     external = {key: tuple(shape) for key, shape in (external_shapes or {}).items()}
     tensors = tuple(Tensor(key, shape, tensor_dtypes[key], external.get(key)) for key, shape in tensor_shapes.items())
+    if places:
+        by_name = {tensor.name: tensor for tensor in tensors}
+        statements = [with_extents(statement, sizes, by_name) for statement in statements]
     axes = tuple(Axis(axis, sizes[axis]) for axis in _axis_order(statements))
     return TensorExpr(name=name, axes=axes, tensors=tensors, statements=tuple(statements), accumulate=accumulate)
 
@@ -239,14 +251,23 @@ def _tensor_shapes(
 
 def _inferred_shape(tensor: str, group: Sequence[Load], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The smallest shape that holds every index."""
-    if any(load.pad is not None for load in group):
+    rank = len(group[0].indices)
+    by_dimension = [
+        [
+            load.indices[d]
+            for load in group
+            if len(load.indices) == rank and not isinstance(load.indices[d], GatheredIndex)
+        ]
+        for d in range(rank)
+    ]
+    kind = "padded" if any(load.pad is not None for load in group) else "gathered"
+    if kind == "padded" or not all(by_dimension):
         raise InputError(
             f"shapes.{tensor}",
-            "the shape of a padded input cannot be inferred",
+            f"the shape of a {kind} input cannot be inferred",
             f'give it: "shapes": {{"{tensor}": [...]}}',
         )
-    rank = len(group[0].indices)
-    highs = [max(load.indices[d].bounds(sizes)[1] for load in group if len(load.indices) == rank) for d in range(rank)]
+    highs = [max(index.bounds(sizes)[1] for index in indices) for indices in by_dimension]
     return tuple(max(high + 1, 1) for high in highs)
 
 
@@ -256,6 +277,8 @@ def _check_loads(statement: Statement, sizes: Mapping[str, int], shapes: Mapping
     for load in loads(statement.value):
         outside = None
         for dimension, (index, extent) in enumerate(zip(load.indices, shapes[load.tensor], strict=True)):
+            if isinstance(index, GatheredIndex):
+                continue
             low, high = index.bounds(sizes)
             if reach(index, sizes) > MAX_AXIS_SIZE:
                 raise InputError(
@@ -265,7 +288,7 @@ def _check_loads(statement: Statement, sizes: Mapping[str, int], shapes: Mapping
                 )
             if low < 0 or high >= extent:
                 outside = outside or (dimension, low, high, extent)
-        if outside is None and load.pad is not None:
+        if outside is None and load.pad is not None and not load.places:
             replacements[load] = replace(load, pad=None)
         if outside is not None and load.pad is None:
             dimension, low, high, extent = outside

@@ -19,6 +19,7 @@ import msgspec
 from hal.support.errors import InputError
 from sokoban.language.canonical import Product, TooLarge, axis_name, canonical_value
 from sokoban.language.expression import Call, Origin, Reduction, Tensor, TensorExpr, loads, walk
+from sokoban.language.gathers import gathers
 from sokoban.language.matching import SAME, Correspondence, correspondences
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
@@ -103,7 +104,10 @@ def _without_epilogue(expr: TensorExpr, count: int) -> TensorExpr:
 
 
 def _has_softmax(expr: TensorExpr) -> bool:
-    """True if an expression has what the patterns have: inputs, exponentials, and at least two sums."""
+    """True if an expression has what the patterns have: inputs, exponentials, at least two sums, and places by axes
+    alone."""
+    if gathers(expr):
+        return False
     nodes = [node for statement in expr.statements for node in walk(statement.value)]
     functions = [node.function for node in nodes if isinstance(node, Call | Reduction)]
     return "exp" in functions and functions.count("sum") > 1 and len(expr.inputs) in (3, 6)

@@ -23,6 +23,7 @@ from sokoban.language.expression import (
     AxisValue,
     Call,
     Constant,
+    GatheredIndex,
     Load,
     Reduction,
     Scan,
@@ -34,6 +35,7 @@ from sokoban.language.expression import (
     walk,
 )
 from sokoban.language.functions import FUNCTIONS, expanded
+from sokoban.language.gathers import gathers
 
 Array = NDArray[Any]
 
@@ -202,6 +204,8 @@ class _Block:
 
     def _index(self, index: AffineIndex) -> Array:
         """The integers an index takes over the box."""
+        if isinstance(index, GatheredIndex):
+            return np.clip(self.evaluate(index.place), index.low, index.high).astype(np.int64)
         total = np.full((1,) * len(self.order), index.offset, dtype=np.int64)
         for axis, coefficient in index.terms:
             span = self.ranges[axis]
@@ -213,7 +217,7 @@ class _Block:
     def _load(self, load: Load) -> Array:
         array = self.values[load.tensor]
         if load not in self.views:
-            self.views[load] = strided_view(array, load, self.order, self.sizes)
+            self.views[load] = None if load.places else strided_view(array, load, self.order, self.sizes)
         view = self.views[load]
         if view is not None:
             box = (self.ranges[axis] if view.shape[d] != 1 else slice(None) for d, axis in enumerate(self.order))
@@ -223,7 +227,8 @@ class _Block:
         for index, extent in zip(indices, array.shape, strict=True):
             is_inside = is_inside & (index >= 0) & (index < extent)
         clipped = tuple(np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True))
-        return np.asarray(np.where(is_inside, array[clipped], load.pad))
+        elements = np.asarray(array[clipped])
+        return elements if load.pad is None else np.where(is_inside, elements, load.pad)
 
 
 def strided_view(array: Array, load: Load, order: Sequence[str], sizes: Mapping[str, int]) -> Array | None:
@@ -285,6 +290,8 @@ def _sum_of_product(
     if factors is None:
         return None
     operands = [factor for factor in factors if isinstance(factor, Load)]
+    if any(load.places for load in operands):
+        return None
     order = (*statement.axes, *reduction.axes)
     if not _suits_einsum(operands, order, reduction.axes):
         return None
@@ -336,18 +343,44 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
     float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
     matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
-    overflow otherwise.
+    overflow otherwise. Places that another tensor is read at are places of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
     ranges, peaks = input_ranges(expr), _peaks(expr)
     result = {}
+    extents = _extents_of_places(expr)
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
+        if tensor.name in extents:
+            result[tensor.name] = _places(generator, tensor, extents[tensor.name])
+            continue
         low, high = ranges[tensor.name]
         values = generator.uniform(low, high, tensor.shape)
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
+
+
+#: Of places that are drawn, one of so many lies outside of the tensor that is read there.
+_OUTSIDE_PLACES = 16
+
+
+def _extents_of_places(expr: TensorExpr) -> dict[str, int]:
+    """Tensor of places -> elements of the shortest dimension that is read there."""
+    extents: dict[str, int] = {}
+    for load in gathers(expr):
+        for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
+            if isinstance(index, GatheredIndex):
+                name = index.place.tensor
+                extents[name] = min(extent, extents.get(name, extent))
+    return extents
+
+
+def _places(generator: np.random.Generator, tensor: Tensor, extent: int) -> NDArray[np.float64]:
+    """Places in a dimension of ``extent`` elements, a few of them before or behind it."""
+    inside = generator.integers(0, extent, tensor.shape)
+    beyond = np.where(generator.integers(0, 2, tensor.shape) == 0, -1 - inside % 3, extent + inside % 3)
+    return np.where(generator.integers(0, _OUTSIDE_PLACES, tensor.shape) == 0, beyond, inside).astype(np.float64)
 
 
 #: Heights of peaks: over numbers of at most 1.5, and above 88.7, the largest number whose exponential float32 holds.
@@ -400,9 +433,11 @@ def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:
     # Sums of some thousand products have to stay finite in the output's dtype.
     largest = 7.0 if expr.output.dtype == "float16" else 127.0
     floats, integers = ((-1.0, 1.0), (0.5, 1.5)), ((-largest, largest), (1.0, largest))
-    return {
+    places = {name: (0.0, extent - 1.0) for name, extent in _extents_of_places(expr).items()}
+    return places | {
         tensor.name: (integers if tensor.dtype in INTEGER_DTYPES else floats)[tensor.name in positive]
         for tensor in expr.inputs
+        if tensor.name not in places
     }
 
 

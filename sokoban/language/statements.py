@@ -25,6 +25,7 @@ from sokoban.language.expression import (
     AxisValue,
     Call,
     Constant,
+    GatheredIndex,
     Load,
     Reduction,
     Scan,
@@ -49,7 +50,7 @@ _SCAN_OPTIONS = ("reverse", "exclusive")
 _WITHOUT_IDENTITY = ("max", "min")
 _TRUTH_FUNCTIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
 _COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
-_AFFINE_ADVICE = "an index is a sum of integer*axis terms plus an integer"
+_AFFINE_ADVICE = "an index is a sum of integer*axis terms plus an integer, or one element of an integer tensor"
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _load(node: Tree[Token], scope: _Scope) -> Load:
         raise scope.error(f"{tensor!r} is also the name of an axis", "rename the tensor")
     arguments = node.children[1]
     assert isinstance(arguments, Tree)
-    indices = tuple(_index(child, tensor, scope) for child in arguments.children)
+    indices = tuple(_place(child, tensor, scope) or _index(child, tensor, scope) for child in arguments.children)
     pad = float(scope.pads[tensor]) if tensor in scope.pads else None
     if len(node.children) == 3:
         assert isinstance(node.children[2], Tree)
@@ -317,6 +318,18 @@ def _scaled(index: AffineIndex, factor: int) -> AffineIndex:
 
 
 # Indices
+
+
+def _place(node: Node, tensor: str, scope: _Scope) -> GatheredIndex | None:
+    """An index of ``tensor`` that is read from another one; None for any other."""
+    if not (isinstance(node, Tree) and node.data == "load"):
+        return None
+    place = _load(node, scope)
+    if place.places:
+        raise scope.error(
+            f"index {_index_text(node)} of {tensor} is read at an index that is read itself", "read one of them alone"
+        )
+    return GatheredIndex(place=place)
 
 
 def _index(node: Node, tensor: str, scope: _Scope) -> AffineIndex:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import WGMMA_OTHER_REGISTERS, MatrixRoles
 from sokoban.kernel.placed import PlacedForm
-from sokoban.language.expression import AffineIndex, Load, walk
+from sokoban.language.expression import AffineIndex, GatheredIndex, Load, walk
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 from sokoban.schedule.tile import COPYING_THREADS, TileSchedule
 from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES, group_schedule
@@ -128,6 +128,8 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
         if tensor.element_bytes != ELEMENT_BYTES and roles.is_turned(load):
             bits = 8 * tensor.element_bytes
             return f"{tensor.name} has its depth down the rows: elements of {bits} bits are multiplied along them"
+        if any(index.coefficient(axis) for index in _gathered(load) for axis in (roles.m, roles.n, roles.k)):
+            return f"rows of {tensor.name} lie at places that are read"
         axes = [dimension_axis(index, roles) for index in load.indices]
         if None in axes or len(set(axes)) < len(axes):
             return f"a dimension of {tensor.name} is no axis of its own"
@@ -143,9 +145,13 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     return _final_problem(form, roles)
 
 
+def _gathered(load: Load) -> list[GatheredIndex]:
+    return [index for index in load.indices if isinstance(index, GatheredIndex)]
+
+
 def dimension_axis(index: AffineIndex, roles: MatrixRoles) -> str | None:
     """The axis along which tiles lie in a dimension of an operand; None where there is none, or several."""
-    if index.is_plain_axis:
+    if index.is_plain_axis or (isinstance(index, GatheredIndex) and len(index.axes) == 1):
         return index.axes[0]
     return next((axis for axis in (roles.m, roles.n, roles.k) if index.coefficient(axis)), None)
 

@@ -239,7 +239,8 @@ class ScheduleReader:
         """Truth of a tensor being staged, by tensor of the body."""
         inputs = {tensor.name for tensor in self.form.expr.inputs}
         listings = list(map(attrgetter("cached"), self.candidates))
-        usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs))
+        scattered = _scattered_tensors(self.form)
+        usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs - scattered))
         for names in set(listings) - {None}:
             self._check_inputs("cached", names, usable, listings.index(names))
         with_step = sum(given_step.values(), np.zeros(self.count, dtype=np.int64)) > 0
@@ -248,7 +249,8 @@ class ScheduleReader:
         cached = {}
         for load in self.form.body_loads:
             column = _named(load.tensor, listings)
-            cached[load.tensor] = column | by_default if load.indices and load.tensor in inputs else column
+            is_staged = load.indices and load.tensor in inputs - scattered
+            cached[load.tensor] = column | by_default if is_staged else column
         return cached
 
     def _turned(self, tensors: Sequence[str]) -> dict[str, Bools]:
@@ -346,12 +348,18 @@ class ScheduleReader:
         )
 
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
-        """Complain of the first name under ``key`` that is no input of the body."""
+        """Complain of the first name under ``key`` that is no input of the body, or none that lies in tiles."""
+        scattered = _scattered_tensors(self.form)
         inputs = {tensor.name for tensor in self.form.expr.inputs}
-        wrong = next((k for k, name in enumerate(names) if name not in inputs), None)
+        wrong = next((k for k, name in enumerate(names) if name not in inputs - scattered), None)
         if wrong is not None:
             remedy = _close(names[wrong], usable) + f"can be staged: {listed(usable)}"
-            error = InputError(f"{key}[{wrong}]", f"there is no input {names[wrong]!r}", remedy)
+            problem = f"there is no input {names[wrong]!r}"
+            if names[wrong] in inputs:
+                is_place = all(not load.places for load in self.form.body_loads if load.tensor == names[wrong])
+                role = "says where others are read" if is_place else "is read at places that are read"
+                problem = f"{names[wrong]} {role}, and lies in no tile"
+            error = InputError(f"{key}[{wrong}]", problem, remedy)
             self.complaints.append((position, _within(error, self.place(position))))
 
     def _complain(self, wrong: Bools, error: Callable[[int], InputError]) -> None:
@@ -454,6 +462,12 @@ def _no_fragments(key: str, axis: str, values: Ints, fragment: int) -> Callable[
 def _no_group_tile(axis: str, height: Ints) -> Callable[[int], InputError]:
     remedy = f"a warp of a group has {WARP_ROWS} rows"
     return lambda i: InputError(f"thread.{axis}", f"{height[i]} with {Instruction.WGMMA}", remedy)
+
+
+def _scattered_tensors(form: KernelForm) -> set[str]:
+    """Tensors that lie in no tile; matrix instructions copy rows at places that are read."""
+    operands = () if form.roles is None else (form.roles.a, form.roles.b)
+    return {load.tensor for load in form.scattered_loads if load not in operands}
 
 
 def _reuses_data(form: KernelForm) -> bool:

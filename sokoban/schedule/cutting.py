@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import Axis, Load, Tensor, TensorExpr, loads
+from sokoban.language.expression import (
+    AffineIndex,
+    Axis,
+    GatheredIndex,
+    Load,
+    Statement,
+    Tensor,
+    TensorExpr,
+    Value,
+    loads,
+    rewrite,
+)
+from sokoban.language.gathers import gathers
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.tile import TileSchedule
 
 #: Rows whose largest or smallest element is looked for: one of so many notices when part of a row is left out.
 SELECTED_ROWS = 32
+
+#: Most elements of a dimension that is read at places which are read: it takes no more to see whether they are right.
+MOST_PLACES = 128
 
 _SELECTING = frozenset({"max", "min"})
 
@@ -77,7 +92,7 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     reads: dict[str, list[Load]] = {}
     for statement in expr.statements:
         for load in loads(statement.value):
-            ends = [(index.bounds(expr.sizes)[1], index.bounds(sizes)[1]) for index in load.indices]
+            ends = [_ends(index, expr.sizes, sizes) for index in load.indices]
             reads.setdefault(load.tensor, []).append(load)
             furthest = reach.setdefault(load.tensor, ends)
             reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(furthest, ends, strict=True)]
@@ -97,13 +112,51 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
                 max(last + 1, extent + end - before)
                 for extent, (before, end), last in zip(tensor.shape, ends, lasts, strict=True)
             )
+            shape = tuple(
+                min(extent, MOST_PLACES) if is_gathered else extent
+                for extent, is_gathered in zip(shape, _gathered_dimensions(reads[tensor.name]), strict=True)
+            )
             if len(set(reads[tensor.name])) > 1:
                 # Another load may have made rows longer than an operand's: copies of 16 bytes may still begin there.
                 piece = math.gcd(tensor.shape[-1], VECTOR_BYTES // tensor.element_bytes)
                 shape = (*shape[:-1], -(-shape[-1] // piece) * piece)
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
-    return replace(form, expr=expr.rewritten(axes=axes, tensors=tuple(tensors)))
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    form = replace(form, expr=expr.rewritten(axes=axes, tensors=tuple(tensors)))
+    return _with_places(form, shapes) if gathers(expr) else form
+
+
+def _ends(index: AffineIndex, sizes: Mapping[str, int], new_sizes: Mapping[str, int]) -> tuple[int, int]:
+    """The largest value of an index before and after; one that is read goes wherever the others do."""
+    if isinstance(index, GatheredIndex):
+        return 0, 0
+    return index.bounds(sizes)[1], index.bounds(new_sizes)[1]
+
+
+def _gathered_dimensions(reads: Sequence[Load]) -> list[bool]:
+    """By dimension of a tensor, True where all of its reads are at places that are read."""
+    by_dimension = zip(*(load.indices for load in reads), strict=True)
+    return [all(isinstance(index, GatheredIndex) for index in indices) for indices in by_dimension]
+
+
+def _with_places(form: KernelForm, shapes: Mapping[str, tuple[int, ...]]) -> KernelForm:
+    """An operator whose places are those of tensors of other shapes."""
+
+    def within(load: Load) -> Load:
+        indices = tuple(
+            replace(index, high=extent - 1 - index.low) if isinstance(index, GatheredIndex) else index
+            for index, extent in zip(load.indices, shapes[load.tensor], strict=True)
+        )
+        return replace(load, indices=indices)
+
+    def moved(statement: Statement) -> Statement:
+        changed: dict[Value, Value] = {load: within(load) for load in loads(statement.value) if load.places}
+        return replace(statement, value=rewrite(statement.value, changed))
+
+    expr = form.expr.rewritten(statements=tuple(map(moved, form.expr.statements)))
+    reductions = tuple(map(moved, form.reductions))
+    return replace(form, expr=expr, reductions=reductions, final=moved(form.final))
 
 
 def _stays_inside(load: Load, expr: TensorExpr) -> list[bool]:

@@ -34,7 +34,8 @@ SHORTEST_STEP = 4
 
 def stages_operands(form: KernelForm) -> bool:
     """True if the operands of an operator are read so often that schedules may stage all of them."""
-    return form.is_tile and form.reduction is not None and all([load.indices for load in form.body_loads])
+    has_tiles = all([load.indices for load in form.body_loads]) and not form.scattered_loads
+    return form.is_tile and form.reduction is not None and has_tiles
 
 
 def fully_staged(table: ScheduleTable) -> Bools:

@@ -177,6 +177,9 @@ class TileSchedule(KernelSchedule):
             return None
         if problem.needs_matrix:
             return "eight-bit floats are multiplied by matrix instructions alone"
+        for load in problem.scattered_loads:
+            if load.tensor in self.cached:
+                return f"{load.tensor} is read at places that are read: multiply-adds take it from no tile"
         for axis, block in self.block:
             if block % self.register_tile[axis]:
                 return f"{self.register_tile[axis]} elements of {axis} per thread do not divide a block of {block}"

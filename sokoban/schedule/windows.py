@@ -42,6 +42,8 @@ class Slide:
 
 def has_windows(form: KernelForm) -> bool:
     """True if some read moves along a dimension with an output and a point of the reduction at once."""
+    if any(load.places for load in form.body_loads):
+        return False  # what they read lies nowhere near each other
     return any(_window(form, index) is not None for load in form.body_loads for index in load.indices)
 
 

@@ -159,7 +159,7 @@ def families(placed: PlacedForm) -> tuple[Family, ...]:
         direct = Family("element-wise", whole_reduction=True)
         return (direct, Family("transposed", turned, whole_reduction=True)) if turned else (direct,)
     structures = [Family("direct", whole_reduction=True)]
-    if all(load.indices for load in form.body_loads):
+    if all(load.indices for load in form.body_loads) and not form.scattered_loads:
         structures.insert(0, Family("staged", staged))
     if placed.product is not None:
         roles, instruction = placed.product
@@ -174,6 +174,7 @@ def _turned(form: KernelForm) -> tuple[str, ...]:
         load.tensor
         for load in form.body_loads
         if load.indices
+        and load not in form.scattered_loads
         and not load.indices[-1].coefficient(last)
         and any(index.coefficient(last) for index in load.indices)
     )

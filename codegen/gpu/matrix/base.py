@@ -27,7 +27,7 @@ from codegen.gpu.raster import block_places
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import TileRequest
-from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.reads import VECTOR_ANY, padded_sizes, read_in_place
 from codegen.tir.statements import local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
@@ -297,10 +297,7 @@ class ProductKernel(ABC):
         def read(load: Load) -> Expr:
             if load.tensor == form.reductions[0].tensor:
                 return result.astype(dtype)
-            if load in taken:
-                return taken[load].astype(dtype)
-            value = guarded_read(load, self.plan.tensors[load.tensor], self.source(load), axes, form.sizes)
-            return value.astype(dtype)
+            return read_in_place(load, self.plan.tensors, self.block.buffers, axes, form.sizes, taken).astype(dtype)
 
         return evaluate(form.final.value, axes, read, dtype, self.instead).astype(form.expr.output.dtype)
 

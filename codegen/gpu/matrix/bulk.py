@@ -19,7 +19,7 @@ from functools import cached_property
 from codegen.gpu.matrix import wgmma_functions as device
 from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
 from codegen.gpu.matrix.copied import stage_bytes
-from codegen.gpu.matrix.final_text import POINTERS, affine_text, element_text, final_text
+from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text, place_text
 from codegen.gpu.matrix.panels import DEPTH_BYTES, PanelTile, tile_problem
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
@@ -335,7 +335,8 @@ extern "C" __global__ void {bounds}
             offsets = {outer: f" + {part} * {rows}" if is_shared else "", inner: f" + {first}" if first else ""}
             places = {axis: f"{_origin(axis)}" for index in load.indices for axis in index.axes}
             at = [
-                affine_text(index, places) + offsets.get(dimension_axis(index, self.roles) or "", "")
+                place_text(index, places, self.form.expr.tensor_by_name)
+                + offsets.get(dimension_axis(index, self.roles) or "", "")
                 for index in reversed(load.indices)
             ]
             to += f" + {part} * {rows * PANEL_BYTES}" if is_shared else ""

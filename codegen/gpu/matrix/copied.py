@@ -17,9 +17,9 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix.base import ProductBlock, ProductKernel, ProductPlan, outer_inner, strip_bytes, strip_shape
 from codegen.gpu.matrix.mma_functions import COPY_BYTES
-from codegen.tir.reads import guarded_read, read_conditions
+from codegen.tir.reads import places, read_conditions, read_in_place
 from codegen.tir.statements import allocate, named
-from codegen.tir.values import Expr, affine
+from codegen.tir.values import Expr
 from sokoban.kernel.matrix import FRAGMENT, MATRIX_TYPES, MatrixRoles
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
@@ -110,6 +110,12 @@ class CopiedProduct(ProductKernel):
         for load in (self.roles.a, self.roles.b):
             self._fetch_operand(load, stage, first)
 
+    def _place(self, place: Load, axes: Mapping[str, Expr]) -> Expr:
+        """The number that says where a row is."""
+        return read_in_place(
+            place, self.plan.tensors, self.block.buffers, axes, {**self.form.sizes, **self.plan.padded}
+        )
+
     def _step_origin(self, step: Expr) -> dict[str, Expr]:
         origin: dict[str, Expr] = {}
         for axis in reversed(self.form.reduced):
@@ -134,11 +140,12 @@ class CopiedProduct(ProductKernel):
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
             offset = self.place(load, stage, row, column)
             if size not in COPY_BYTES:
-                value = guarded_read(load, tensor, self.source(load), axes, ranges)
+                value = read_in_place(load, self.plan.tensors, self.block.buffers, axes, ranges)
                 self.call("store_shared", self.shared.data, offset, value)
                 return
-            source = T.address_of(self.block.buffers[load.tensor][[affine(index, axes) for index in load.indices]])
-            conditions = read_conditions(load, tensor, axes, ranges)
+            indices = places(load, axes, lambda place: self._place(place, axes))
+            source = T.address_of(self.block.buffers[load.tensor][indices])
+            conditions = read_conditions(load, tensor, indices, ranges)
             if conditions:
                 inside = tirx.all(*conditions)
                 self.call(f"copy_async_{size}_guarded", self.shared.data, offset, source, inside)

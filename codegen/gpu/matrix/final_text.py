@@ -9,7 +9,7 @@ import numpy as np
 from codegen.tir.lowered import identifier
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import makes_16_bits
-from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Tensor, Value
+from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, GatheredIndex, Load, Tensor, Value
 from sokoban.language.functions import FUNCTIONS, expanded
 
 _BINARY = {
@@ -50,6 +50,15 @@ def affine_text(index: AffineIndex, axes: Mapping[str, str]) -> str:
     terms = [axes[axis] if factor == 1 else f"{factor} * {axes[axis]}" for axis, factor in index.terms]
     terms += [str(index.offset)] * (index.offset != 0 or not terms)
     return " + ".join(terms)
+
+
+def place_text(index: AffineIndex, axes: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """An index over axes by the names of their variables; one that is read from one of ``tensors`` within its
+    dimension, or one outside where that is the pad."""
+    if not isinstance(index, GatheredIndex):
+        return affine_text(index, axes)
+    indices = [affine_text(inner, axes) for inner in index.place.indices]
+    return f"max(min({element_text(tensors[index.place.tensor], indices)}, {index.high}), {index.low})"
 
 
 def element_text(tensor: Tensor, indices: list[str]) -> str:
@@ -102,7 +111,7 @@ def value_text(
             if value.tensor in results:
                 return results[value.tensor]
             tensor = tensors[value.tensor]
-            element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
+            element = element_text(tensor, [place_text(index, axes, tensors) for index in value.indices])
             return READ[tensor.dtype].format(element)
         assert isinstance(value, Call)
         if value.function not in written and FUNCTIONS[value.function].value is not None:

@@ -25,7 +25,7 @@ from codegen.gpu.matrix.base import (
 )
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import TileRequest
-from codegen.tir.reads import guarded_read
+from codegen.tir.reads import read_in_place
 from codegen.tir.statements import allocate, mention, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
@@ -156,11 +156,11 @@ class WmmaKernel(ProductKernel):
         outer, inner = outer_inner(self.roles, load)
         width = self.tile[inner]
         padding = self.schedule.padding_of.get(load.tensor, 0)
-        tensor = self.plan.tensors[load.tensor]
 
         def copy(row: Expr, column: Expr) -> None:
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
-            value = guarded_read(load, tensor, self.source(load), axes, {**self.form.sizes, **self.plan.padded})
+            ranges = {**self.form.sizes, **self.plan.padded}
+            value = read_in_place(load, self.plan.tensors, self.block.buffers, axes, ranges)
             T.buffer_store(shared, value, [row * (width + padding) + column])
 
         self.share_out(self.tile[outer], width, self.fetch_width(load), copy)

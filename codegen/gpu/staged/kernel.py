@@ -33,7 +33,7 @@ from codegen.gpu.tiles import padding_is_neutral
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import TileRequest
-from codegen.tir.reads import VECTOR_ANY, guarded_read
+from codegen.tir.reads import VECTOR_ANY, read_in_place
 from codegen.tir.statements import allocate, barrier, local_buffer, named
 from codegen.tir.values import Expr, as_number, combine, evaluate, identity, remainder
 from sokoban.language.expression import Load
@@ -350,12 +350,8 @@ class _ThreadWriter:
             def read(load: Load) -> Expr:
                 if load.tensor == form.reductions[0].tensor:
                     return self.accumulators[element + lane].astype(dtype)
-                if load in taken:
-                    return taken[load].astype(dtype)
-                source = self.buffers.sources[load.tensor]
-                tensor = form.expr.tensor_by_name[load.tensor]
-                value = guarded_read(load, tensor, lambda *indices: source[indices], element_axes, form.sizes)
-                return value.astype(dtype)
+                tensors, sources = form.expr.tensor_by_name, self.buffers.sources
+                return read_in_place(load, tensors, sources, element_axes, form.sizes, taken).astype(dtype)
 
             return evaluate(form.final.value, element_axes, read, dtype).astype(form.expr.output.dtype)
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from sokoban.language.expression import Axis, Origin, Statement, TensorExpr, loads, renamed_value
+from sokoban.language.expression import (
+    AffineIndex,
+    Axis,
+    AxisValue,
+    Call,
+    Load,
+    Origin,
+    Reduction,
+    Scan,
+    Statement,
+    TensorExpr,
+    Value,
+    loads,
+    with_places,
+)
 from sokoban.language.named.base import NamedProgram, with_epilogue
 from sokoban.language.names import unused_name
 from sokoban.language.parser import parse_program
@@ -107,3 +121,26 @@ def _renamed_origin(origin: Origin, names: Mapping[str, str]) -> Origin:
     before = {now: program_name for program_name, now in origin.names}
     pairs = ((before.get(name, name), new) for name, new in names.items())
     return replace(origin, result=names[origin.result], names=tuple(pairs))
+
+
+def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
+    """``value`` with axes and tensors of other names, by those that they have.
+
+    >>> from sokoban.language.expression import value_text
+    >>> element = Load("X", (AffineIndex.of({"i": 2}, 1),))
+    >>> value_text(renamed_value(Reduction("sum", ("i",), element), {"i": "k", "X": "A"}))
+    'sum([k], A[2*k + 1])'
+    """
+    if isinstance(value, Call):
+        return Call(value.function, tuple(renamed_value(argument, names) for argument in value.arguments))
+    if isinstance(value, Reduction):
+        axes = tuple(names.get(axis, axis) for axis in value.axes)
+        return Reduction(value.function, axes, renamed_value(value.body, names))
+    if isinstance(value, Scan):
+        return replace(value, axis=names.get(value.axis, value.axis), body=renamed_value(value.body, names))
+    moved = {axis: AffineIndex.axis(name) for axis, name in names.items()}
+    if isinstance(value, Load):
+        indices = tuple(index.substitute(moved) for index in value.indices)
+        renamed = Load(names.get(value.tensor, value.tensor), indices, value.pad)
+        return with_places(renamed, lambda place: replace(place, tensor=names.get(place.tensor, place.tensor)))
+    return AxisValue(value.index.substitute(moved)) if isinstance(value, AxisValue) else value

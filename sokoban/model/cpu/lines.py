@@ -6,6 +6,7 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.instructions import value_instructions
 from sokoban.kernel.line import LineKernel
+from sokoban.kernel.regions import read_bytes
 from sokoban.model.cpu.stages import CHAIN_CYCLES, COPYING, SHARED_OVERLAP, STAGES, WAITING
 from sokoban.model.cpu.work import FUNCTION_INSTRUCTIONS, TURN_INSTRUCTIONS
 from sokoban.model.estimates import Estimate
@@ -29,7 +30,7 @@ def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: Devic
     cycles = device.clocks.boost_hz * units
     issue = steps * (work + TURN_INSTRUCTIONS) / ((device.teu.issue_per_cycle or device.teu.group_size) * cycles)
     chain = steps * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
-    moved = kernel.output.size_bytes + sum(tensor.size_bytes for tensor in kernel.inputs)
+    moved = kernel.output.size_bytes + sum(read_bytes(kernel.expr, tensor) for tensor in kernel.inputs)
     dram = moved / device.dram.bandwidth_bytes_per_second
     core = max(issue, chain)
     seconds = (core**SHARED_OVERLAP + dram**SHARED_OVERLAP) ** (1.0 / SHARED_OVERLAP) * uneven

@@ -18,6 +18,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import MemoryLayer
 from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.regions import read_bytes
 from sokoban.language.expression import DTYPE_BYTES
 from sokoban.model.cpu.rows import row_bytes, row_work
 from sokoban.model.cpu.traffic import USABLE, WRITES, Traffic
@@ -136,7 +137,7 @@ class Stages:
         if cache.shared_by != "device":
             return 1.0
         tensors = (*self.form.expr.inputs, self.form.expr.output)
-        tensor_bytes = TENSOR_SETS * sum(tensor.size_bytes for tensor in tensors)
+        tensor_bytes = TENSOR_SETS * sum(read_bytes(self.form.expr, tensor) for tensor in tensors)
         return float(tensor_bytes > USABLE * cache.capacity_bytes)
 
     def _vector_registers(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.regions import read_bytes
 from sokoban.language.expression import Load
 from sokoban.model.gpu.breakdown import DRAM_OVERLAP, POWER_SOFTNESS, breakdown, soft_maximum
 from sokoban.model.gpu.issue import issued_instructions
@@ -79,7 +80,7 @@ class GpuAnatomy:
         """Bytes that DRAM reads and writes."""
         tensors = self.form.expr.tensor_by_name
         others = {load.tensor for load in self.form.later_loads} - {load.tensor for load in self.dram_bytes}
-        once = self.form.expr.output.size_bytes + sum(tensors[tensor].size_bytes for tensor in others)
+        once = self.form.expr.output.size_bytes + sum(read_bytes(self.form.expr, tensors[tensor]) for tensor in others)
         return sum(self.dram_bytes.values()) + once
 
     @property

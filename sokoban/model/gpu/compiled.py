@@ -22,7 +22,7 @@ from hal.support.native import native_library
 from hal.support.records import quick
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
-from sokoban.kernel.regions import data_dimension, storage_order
+from sokoban.kernel.regions import data_dimension, read_bytes, storage_order
 from sokoban.language.expression import Load
 from sokoban.model.gpu.banks import cycles_of_request
 from sokoban.model.gpu.loops import COMPILER_UNROLL
@@ -261,7 +261,7 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         2.0 * device.warp_lanes / (device.peak_flops(placed.arithmetic_dtype) / device.teu_count),
         device.clocks.boost_hz, passes_per_second(device), l2.bandwidth_bytes_per_second / device.unit_count,
         output.element_count, dram.bandwidth_bytes_per_second,
-        sum([form.expr.tensor_by_name[tensor].size_bytes for tensor in others]), latency_seconds(device),
+        sum([read_bytes(form.expr, form.expr.tensor_by_name[tensor]) for tensor in others]), latency_seconds(device),
         opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
         final_seconds(placed), *[layer / latency_seconds(device) for layer in cache_latencies(device)],
     ]  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.instructions import value_instructions
 from sokoban.kernel.line import LineKernel
+from sokoban.kernel.regions import read_bytes
 from sokoban.language.expression import AffineIndex
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.breakdown import DRAM_OVERLAP, STAGES, UNHIDDEN, UNHIDDEN_WAIT, soft_maximum
@@ -67,7 +68,7 @@ def estimate_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpe
     alone = waiting + together / running
     unfilled = UNHIDDEN_WAIT * min(waiting, together / running) / running
     units = rounds * (max(together, alone) + unfilled)
-    dram = (kernel.output.size_bytes + sum(tensor.size_bytes for tensor in kernel.inputs)) / (
+    dram = (kernel.output.size_bytes + sum(read_bytes(kernel.expr, tensor) for tensor in kernel.inputs)) / (
         device.dram.bandwidth_bytes_per_second
     )
     starting = blocks * device.block_launch_seconds

@@ -11,7 +11,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
-from sokoban.kernel.regions import data_dimension
+from sokoban.kernel.regions import data_dimension, read_bytes
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import ROLLED_LOADS, UNROLLED_LOADS
@@ -288,7 +288,7 @@ def dram_traffic(step: BlockStep) -> Floats:
         read = np.minimum(dram_bytes(table, load, device, together), fetched)
         moved = moved + read * row_factor(table, load, device)
     others = {load.tensor for load in form.later_loads} - {load.tensor for load in step.fetches}
-    moved = moved + sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others)
+    moved = moved + sum(read_bytes(form.expr, form.expr.tensor_by_name[tensor]) for tensor in others)
     if step.rows is not None and form.is_rows:
         moved = moved + bytes_again(table, device, occupancy.running, step.rows)
     return moved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.regions import DataDimension, data_dimension
-from sokoban.language.expression import Load
+from sokoban.language.expression import GatheredIndex, Load
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 
@@ -165,24 +166,39 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
     return np.maximum(together.rounds * elements * (compulsory / touched), compulsory)
 
 
+def _tiles_of_a_matrix(form: KernelForm, load: Load) -> float:
+    """How many tiles of a product's rows follow each other that read one matrix, where a place says which: as many as
+    there are to each of them, since rows are sorted by matrices before they are multiplied."""
+    roles = form.roles
+    if roles is None:
+        return 1.0
+    tiles = 1.0
+    for index, extent in zip(load.indices, form.expr.tensor_by_name[load.tensor].shape, strict=True):
+        if isinstance(index, GatheredIndex) and not {roles.m, roles.n, roles.k} & set(index.axes):
+            tiles *= max(1.0, math.prod(form.sizes[axis] for axis in index.axes) / extent)
+    return tiles
+
+
 def keeps_in_l2(form: KernelForm, load: Load, device: DeviceSpec) -> bool:
     """True if L2 has room for the tensor of ``load`` as a whole, besides what else it holds."""
     return device.l2 is not None and form.expr.tensor_by_name[load.tensor].size_bytes <= device.l2.capacity_bytes / 2
 
 
-def touched_parts(form: KernelForm, load: Load, transaction_bytes: int) -> tuple[int, float]:
-    """Elements of the box of a whole tensor that the operator reads from, every dimension by itself; and
-    :func:`touched_bytes`."""
+def touched_parts(form: KernelForm, load: Load, transaction_bytes: int) -> tuple[float, float]:
+    """Elements of the box of a whole tensor that the operator reads from, every dimension by itself, as often as tiles
+    that follow each other read the same; and :func:`touched_bytes`."""
     tensor = form.expr.tensor_by_name[load.tensor]
     size_bytes = tensor.size_bytes
     if not load.indices:
-        return 1, float(size_bytes)
+        return 1.0, float(size_bytes)
     rows, inner, stride = 1, 1, 1
     for index, size in zip(load.indices, tensor.shape, strict=True):
         dimension = data_dimension(index)
         rows, inner, stride = rows * inner, min(dimension.extent(form.sizes), size), dimension.stride
     elements, span = rows * inner, inner * stride * tensor.element_bytes
-    return elements, float(min(size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes))
+    return elements * _tiles_of_a_matrix(form, load), float(
+        min(size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes)
+    )
 
 
 def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:

@@ -113,6 +113,32 @@ def test_operators_compute_what_pytorch_computes(name: str) -> None:
     np.testing.assert_allclose(computed(said, given).reshape(expected.shape), expected, rtol=2e-5, atol=2e-6)
 
 
+NUMBERED: dict[str, tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]] = {
+    "cross-entropy": (F.cross_entropy, (6, 5), 5, (6,)),
+    "loss of classes": (lambda x, t: F.nll_loss(x, t) * 2, (6, 5), 5, (6,)),
+    "ignored": (lambda x, t: F.cross_entropy(x, t, ignore_index=2), (6, 5), 5, (6,)),
+    "embedding": (lambda x, t: F.embedding(t, x), (7, 4), 7, (3, 2)),
+    "gather": (lambda x, t: torch.gather(x, 1, t), (3, 5), 5, (3, 4)),
+    "slices": (lambda x, t: torch.index_select(x, 1, t), (3, 5, 2), 5, (4,)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbers_say_what_is_read(name: str) -> None:
+    function, shape, count, places = NUMBERED[name]
+    numbers = torch.randint(count, places, generator=torch.Generator().manual_seed(0))
+    given = [*tensors(shape), numbers]
+    said = operators(function, given)
+    assert not said.reason, said.reason
+    expected = function(*given).numpy()
+    np.testing.assert_allclose(computed(said, given).reshape(expected.shape), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_cross_entropy_writes_no_probabilities() -> None:
+    (expr,) = operators(F.cross_entropy, [*tensors((6, 5)), torch.zeros(6, dtype=torch.int64)]).expressions
+    assert max(expr.tensor_by_name[s.tensor].element_count for s in expr.statements) == 6
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "reason"),
     [

@@ -22,6 +22,11 @@ PADDED = {
     "shapes": {"A": [9], "B": [2, 3]}, "name": "padded",
 }  # fmt: skip
 
+GATHERED = {
+    "expr": "Y[t,d] = E[I[t], d | pad=1] * V[I[t]]", "sizes": {"t": 5, "d": 3}, "shapes": {"E": [9, 3], "V": [9]},
+    "name": "gathered",
+}  # fmt: skip
+
 ATTENTION = {"op": "attention", "b": 2, "heads": 4, "kv_heads": 2, "queries": 5, "head_dim": 8, "causal": True}
 
 
@@ -41,7 +46,9 @@ def manifest_of(expr: TensorExpr) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    "data", [MATMUL, DEPTHWISE, PADDED, ATTENTION], ids=["matmul", "depthwise", "padded", "shared heads"]
+    "data",
+    [MATMUL, DEPTHWISE, PADDED, GATHERED, ATTENTION],
+    ids=["matmul", "depthwise", "padded", "gathered", "shared heads"],
 )
 def test_an_operator_reads_back_as_it_was_written(data: dict[str, Any]) -> None:
     expr = operator_from_data(data)

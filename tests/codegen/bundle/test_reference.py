@@ -41,6 +41,10 @@ OPERATORS: list[dict[str, Any]] = [
     {"op": "matmul", "m": 13, "n": 9, "k": 17, "dtype": "int8"},
     {"op": "matmul", "m": 13, "n": 9, "k": 17, "dtype": "float8_e4m3fn"},
     {"op": "matmul", "m": 13, "n": 9, "k": 17, "dtype": "float8_e5m2", "output_dtype": "bfloat16"},
+    {
+        "expr": "Y[t,d] = sum(k, E[I[t,k], d | pad=0.5] * V[J[k]])", "sizes": {"t": 5, "d": 7, "k": 3},
+        "shapes": {"E": [9, 7], "V": [4]},
+    },
     {"expr": "Y[i] = prod(k, X[2*i + k - 1 | pad=0.75])", "sizes": {"i": 5, "k": 4}, "shapes": {"X": [10]}},
 ]  # fmt: skip
 

@@ -64,6 +64,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"expr": "Y[i,j] = select(i > 0 and j < 60, X[i - 1, j | pad=2], 3)", "sizes": {"i": 9, "j": 70},
          "shapes": {"X": [8, 60]}}, {},
     ),
+    "rows at places": (
+        {"expr": "Y[t,d] = 2 * E[I[t], d]", "sizes": {"t": 19, "d": 41}, "shapes": {"E": [30, 41]}}, {},
+    ),
+    "elements at places": (
+        {"expr": "Y[t,d] = V[I[t,d] | pad=7] + E[d, J[t]]", "sizes": {"t": 19, "d": 41},
+         "shapes": {"V": [30], "E": [41, 9]}}, {},
+    ),
+    "sums of rows at places": (
+        {"expr": "Y[t,d] = sum(k, E[I[t,k], d | pad=0.5] * W[t,k])", "sizes": {"t": 19, "d": 41, "k": 6},
+         "shapes": {"E": [30, 41]}}, {},
+    ),
+    "rows less an element at a place": (
+        {"expr": "M[i] = max(j, X[i,j]); Y[i,j] = X[i,j] - M[i] + X[i, T[i]]", "sizes": {"i": 9, "j": 70}}, {},
+    ),
     "gelu": ({"op": "elementwise", "function": "gelu", "shape": [9, 41]}, {}),
     "tanh": ({"op": "elementwise", "function": "tanh", "shape": [9, 41]}, {}),
     "silu": ({"op": "elementwise", "function": "silu", "shape": [9, 41]}, {}),

@@ -318,7 +318,7 @@ KNOWN = (
 )
 SAFE = "use 1 to 100 of A-Z a-z 0-9 . _ -, not starting with a dot"
 PAD_LESS = "pad less; a window wholly outside the input has no value"
-AFFINE = "an index is a sum of integer*axis terms plus an integer"
+AFFINE = "an index is a sum of integer*axis terms plus an integer, or one element of an integer tensor"
 FIT = "pad more, or use a smaller kh or dilation, or a larger h"
 STEPS = "tanh, relu, sigmoid, silu, gelu, bias_add, residual_add, scale"
 DTYPES = "use one of float16, bfloat16, float32, float64"

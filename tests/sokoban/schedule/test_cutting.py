@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sokoban.kernel.stages import operator_form
+from sokoban.language.expression import loads
 from sokoban.language.parser import parse_program
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -81,3 +82,14 @@ def test_a_padded_load_stays_within_the_dimensions_that_it_never_left() -> None:
     form = operator_form(parse_program(text, {"f": 29, "w": 28, "c": 33}, {}, shapes={"X": [33, 25], "W": [33, 29]}))
     shapes = {tensor.name: tensor.shape for tensor in resize(form, {"f": 5, "w": 28, "c": 33}).expr.inputs}
     assert shapes["X"][0] == 33, "a kernel guards no read by c"
+
+
+def test_tables_are_cut_to_few_rows_and_places_to_these() -> None:
+    text = "Y[t,d] = E[I[t], d] + V[I[t] | pad=0] + E[t, d]"
+    expr = parse_program(text, {"t": 5000, "d": 64}, {}, shapes={"E": [50000, 64], "V": [3000]})
+    small = resize(operator_form(expr), {"t": 10, "d": 64})
+    shapes = {tensor.name: tensor.shape for tensor in small.expr.inputs}
+    # Rows of E are read in order, too, and there are as many beyond as before.
+    assert shapes == {"E": (45010, 64), "I": (10,), "V": (128,)}
+    bounds = [load.indices[0].bounds(small.sizes) for load in loads(small.final.value) if load.places]
+    assert bounds == [(0, 45009), (-1, 128)] and small.final == small.expr.statements[-1]

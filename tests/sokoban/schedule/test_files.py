@@ -263,6 +263,19 @@ def test_a_mistake_is_named_with_its_line(wrong: Any, message: str) -> None:
     assert str(caught.value).startswith(f"s.jsonl[3]{joint}{message}")
 
 
+def test_what_is_read_at_places_is_never_staged() -> None:
+    data = {
+        "expr": "Y[t,d] = sum(k, E[I[t,k], d] * W[t,k])", "sizes": {"t": 64, "d": 64, "k": 8}, "shapes": {"E": [9, 64]},
+    }  # fmt: skip
+    for name in ("E", "I"):
+        with pytest.raises(InputError) as caught:
+            schedule_from_json({"block": {"t": 8}, "cached": [name]}, kernel_form(operator_from_data(data)))
+        role = "is read at places that are read" if name == "E" else "says where others are read"
+        assert str(caught.value) == f"cached[0]: {name} {role}, and lies in no tile; can be staged: W"
+    by_default = schedule_from_json({"block": {"t": 8}, "step": {"k": 8}}, kernel_form(operator_from_data(data)))
+    assert by_default.cached == ("W",)
+
+
 def test_a_position_in_a_list_counts_from_zero() -> None:
     with pytest.raises(InputError) as caught:
         schedules_from_json(json.dumps([GOOD, {"block": {"q": 1}}]).encode(), operator_from_data(MATMUL), "s.json")
