@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -16,8 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.backend.networks import NETWORKS
+from hal.catalog import load_device
 from hal.support.atomic import write_atomic
+from hal.this_cpu import THIS_CPU
 
+#: Time of the wall, or of the processor where other programs share it; with the latter several threads count each.
+CLOCKS = ("wall", "processor")
 RIVALS = ("eager", "inductor", "inductor, frozen", "inductor, max-autotune", "roller")
 
 
@@ -26,6 +29,7 @@ RIVALS = ("eager", "inductor", "inductor, frozen", "inductor, max-autotune", "ro
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1, 256), default=(1,), show_default=True)
 @click.option("--rival", "rivals", multiple=True, type=click.Choice(RIVALS), default=RIVALS, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 256), default=os.cpu_count(), help="Of PyTorch and of ours.")
+@click.option("--clock", type=click.Choice(CLOCKS), default="wall", show_default=True, help="What calls are timed by.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=15, show_default=True, help="Turns of each rival.")
 @click.option(
     "--cache", type=click.Path(file_okay=False), help="Kernels of ours; none by default, so that all compile."
@@ -36,8 +40,8 @@ RIVALS = ("eager", "inductor", "inductor, frozen", "inductor, max-autotune", "ro
 )
 @click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Show results; run nothing.")
 def main(
-    *, networks: tuple[str, ...], batches: tuple[int, ...], rivals: tuple[str, ...], threads: int, rounds: int,
-    cache: str | None, all_ours: bool, out: Path | None, show: Path | None,
+    *, networks: tuple[str, ...], batches: tuple[int, ...], rivals: tuple[str, ...], threads: int, clock: str,
+    rounds: int, cache: str | None, all_ours: bool, out: Path | None, show: Path | None,
 ) -> None:  # fmt: skip
     """Compile networks with the backend and with Inductor, and time them in turns, a process a network."""
     if show is not None:
@@ -45,10 +49,11 @@ def main(
     else:
         runs = [(name, batch) for batch in batches for name in (networks or NETWORKS)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "ROLLER_NUM_THREADS": str(threads)}
-        results = {"processor": platform.processor(), "threads": threads, "rounds": rounds, "networks": []}
+        results = {"processor": load_device(THIS_CPU).title, "threads": threads, "clock": clock, "rounds": rounds}
+        results["networks"] = []
         for name, batch in runs:
             request = {"name": name, "batch": batch, "rounds": rounds, "rivals": list(rivals), "cache": cache}
-            request["competes"] = not all_ours
+            request |= {"competes": not all_ours, "threads": threads, "clock": clock}
             command = [sys.executable, "-m", "bench.backend.run", json.dumps(request)]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             results["networks"].append(json.loads(done.stdout.splitlines()[-1]))
@@ -60,7 +65,7 @@ def main(
 def table(rows: list[dict[str, Any]]) -> Table:
     """A row for every network: times of all, ours against the best of the others."""
     rivals = [rival for rival in RIVALS if rival in rows[0]["milliseconds"]]
-    shown = Table("network", "batch", *rivals, "best / ours", "error", "in ours", "compiled in", box=None)
+    shown = Table("network", "batch", *rivals, "best / ours", "predicted", "error", "in ours", "compiled in", box=None)
     ratios = []
     for row in rows:
         times = row["milliseconds"]
@@ -72,6 +77,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
             str(row["batch"]),
             *[f"{times[rival]:.2f} ms" for rival in rivals],
             f"{ratio:.2f}",
+            f"{sum(row['predicted_milliseconds'].values()):.2f} ms",
             f"{row['error']:.0e}",
             f"{row['taken']} of {row['products']}, {row['share']:.0%}",
             f"{row['compile_seconds']['roller']:.1f} s",

@@ -8,7 +8,7 @@ kernels in before what is left goes to Inductor, or runs as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU
-from roller.dynamo.constants import constant_of, use_huge_pages
+from roller.dynamo.constants import constant_of, on_real_tensors, storages_of, use_huge_pages
 from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
@@ -139,12 +139,13 @@ class RollerBackend:
 
     def compiled(self, module: Any, inputs: Sequence[Any], recording: Recording | None = None) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
+        theirs = storages_of((*module.parameters(), *module.buffers()))
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
         with torch._functorch.config.patch(enable_autograd_cache=False), _unpacked_weights() as packing:
             code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
                 module,
                 inputs,
-                inner_compile=partial(self._inner, packing, recording),
+                inner_compile=partial(self._inner, packing, theirs, recording),
                 config_patches={
                     "freezing": self.freeze,
                     # Kernels read dense tensors: no copies into another order and back.
@@ -160,13 +161,24 @@ class RollerBackend:
             listener(decisions)
 
     def _inner(
-        self, packing: Sequence[Any], recording: Recording | None, module: Any, inputs: Sequence[Any], **options: Any
+        self,
+        packing: Sequence[Any],
+        theirs: Collection[int],
+        recording: Recording | None,
+        module: Any,
+        inputs: Sequence[Any],
+        **options: Any,
     ) -> Any:
-        """A functional graph of one device as code; ``packing`` are patterns for the weights of what stays."""
+        """A functional graph of one device as code.
+
+        Args:
+            packing: patterns for the weights of what stays.
+            theirs: addresses of the memory of parameters.
+        """
         shelf = self._shelf(module)
         decisions: list[Decision] = []
         if shelf is not None and self.prices is not None:
-            decisions, price = predicted(module, shelf, competes=self.competes)
+            decisions, price = predicted(module, shelf, parameters=len(theirs), competes=self.competes)
             self.prices.append(price)
             self._report(decisions)
             return InterpretedGraph(module)
@@ -181,7 +193,8 @@ class RollerBackend:
             module.recompile()
             with enter_freezing():
                 torch._inductor.constant_folding.constant_fold(module)
-            use_huge_pages(constant_of(module, node) for node in module.graph.find_nodes(op="get_attr"))
+            with on_real_tensors():
+                use_huge_pages((constant_of(module, each) for each in module.graph.find_nodes(op="get_attr")), theirs)
         if self.fallback == "eager":
             return InterpretedGraph(module)
         code = torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)

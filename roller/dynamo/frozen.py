@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -43,16 +44,18 @@ class FrozenGraph:
         parameters = {position: _parameter(node) for position, node in enumerate(placeholders)}
         self._positions = [position for position, tensor in parameters.items() if tensor is not None]
         self._others = [position for position in range(len(placeholders)) if position not in set(self._positions)]
+        self._parameters_of, self._others_of = _places(self._positions), _places(self._others)
         own = [*module.parameters(), *module.buffers()]
         self._compile([parameters[position] for position in self._positions], own, inputs)
 
     def __call__(self, *arguments: Any) -> Any:
         """The graph's outputs."""
-        given = [arguments[position] for position in self._positions]
-        if any(map(_is_not, given, self._parameters)) or _versions(self._watched) != self._versions:
+        # Hundreds of parameters a call: in loops of C.
+        given = self._parameters_of(arguments)
+        if not all(map(is_, given, self._parameters)) or _versions(self._watched) != self._versions:
             log.warning("parameters have changed since their graph was compiled: its constants are made anew")
-            self._compile(given, self._own, arguments)
-        outputs = self._code(*[arguments[position] for position in self._others])
+            self._compile(list(given), self._own, arguments)
+        outputs = self._code(*self._others_of(arguments))
         if self._is_new:
             self._is_new = False
             # What the graph itself writes to, statistics of a batch norm in training, is no constant of its code.
@@ -85,11 +88,14 @@ class FrozenGraph:
 
 
 def _versions(tensors: Sequence[Any]) -> list[int]:
-    return [tensor._version for tensor in tensors]
+    return list(map(attrgetter("_version"), tensors))
 
 
-def _is_not(one: Any, other: Any) -> bool:
-    return one is not other
+def _places(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes the elements of a sequence at some positions."""
+    if len(positions) < 2:
+        return lambda values: [values[position] for position in positions]
+    return itemgetter(*positions)
 
 
 def _parameter(node: Any) -> Any:

@@ -20,6 +20,7 @@ from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
 from hal.support.store import cache_folder, digest
 from roller.dynamo.regions import Region
+from roller.dynamo.streaming import streams_weights, with_empty_caches
 from sokoban.language.expression import TensorExpr
 
 #: PyTorch's words for where a tensor lies.
@@ -96,6 +97,14 @@ class KernelShelf:
         """Elements of a vector of a processor in float32; 0 of a GPU."""
         return self.device.teu.lanes if is_processor(self.device) else 0
 
+    @cached_property
+    def _emptied(self) -> DeviceSpec:
+        return with_empty_caches(self.device)
+
+    def device_for(self, expr: TensorExpr) -> DeviceSpec:
+        """The device as an operator finds it: one that takes as long as its weights comes upon empty caches."""
+        return self._emptied if is_processor(self.device) and streams_weights(expr) else self.device
+
     def fastest(self, region: Region) -> Region:
         """A region in the order of its weights that is expected to take the least time; which one it is stays on the
         shelf."""
@@ -123,7 +132,8 @@ class KernelShelf:
         from roller.programs import find_programs, form_on
 
         try:
-            programs = find_programs(form_on(expr, self.device), self.device, 1, "roller").ranked(1)
+            device = self.device_for(expr)
+            programs = find_programs(form_on(expr, device), device, 1, "roller").ranked(1)
         except InputError:
             return 0.0
         return programs[0].estimate.seconds if programs else 0.0
@@ -161,14 +171,17 @@ class KernelShelf:
 
         possible, refused = _constructible(expressions, self.device)
         yield from refused
-        batches = [possible] if possible else []
+        streaming = [expr for expr in possible if self.device_for(expr) is not self.device]
+        others = [expr for expr in possible if self.device_for(expr) is self.device]
+        batches = [batch for batch in (others, streaming) if batch]
         with worker_pool(self.jobs) as pool:
             stored_or_built = stored_first(pool)
             while batches:
                 batch, done = batches.pop(0), 0
+                device = self.device_for(batch[0])
                 try:
                     for operator in compile_operators(
-                        batch, self.device, top_k=1, verify=int(self.verify), pool=stored_or_built, method="roller"
+                        batch, device, top_k=1, verify=int(self.verify), pool=stored_or_built, method="roller"
                     ):
                         done += 1
                         try:

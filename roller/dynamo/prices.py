@@ -24,9 +24,11 @@ _aten = torch.ops.aten
 #: Measured on a Xeon with AVX-512 as the slope over chains of 1 to 61 linear functions of 32 features.
 CALL_SECONDS = 5e-6
 
-#: Time of a call of a compiled graph: Dynamo's guards, and what lies around its code. 0.5, 0.5 and 1.1 ms in
-#: MobileNetV3-large, a Llama of four layers and ViT-small on that Xeon.
-GRAPH_SECONDS = 6e-4
+#: Time of a call of a compiled graph besides its code: Dynamo's guards and the function around it, and what every
+#: parameter adds, which is looked up, guarded and compared. One core of an EPYC with Zen 4: 0.62 ms in a Llama of 38
+#: parameters, 0.96 in MobileNetV3-large, of 312 with the statistics of its batch norms.
+GRAPH_SECONDS = 5.7e-4
+PARAMETER_SECONDS = 1.25e-6
 
 #: Share of a processor's peak that PyTorch's attention on processors reaches: 0.29 of BERT-base's heads at 128 tokens,
 #: more of longer ones.
@@ -71,7 +73,7 @@ class GraphPrice:
 
 
 def graph_price(
-    graph: Any, taken: Mapping[Region, float], stays: Mapping[Region, float], device: DeviceSpec
+    graph: Any, taken: Mapping[Region, float], stays: Mapping[Region, float], device: DeviceSpec, parameters: int = 0
 ) -> GraphPrice:
     """Time of a graph on a processor.
 
@@ -80,6 +82,7 @@ def graph_price(
         taken: seconds of the regions that kernels of ours take.
         stays: seconds of those that the library's take.
         device: the processor.
+        parameters: tensors that the graph is handed at every call.
     """
     inside = {node for region in (*taken, *stays) for node in region.nodes}
     attentions = [node for node in graph.nodes if _is_attention(node)]
@@ -89,7 +92,9 @@ def graph_price(
         kernels=sum(taken.values()),
         library=sum(stays.values()) + sum(_attention_seconds(node, device) for node in attentions),
         loops=sum(_traffic_seconds(loop, device) for loop in loops),
-        calls=GRAPH_SECONDS + CALL_SECONDS * (len(taken) + len(stays) + len(attentions) + len(loops)),
+        calls=GRAPH_SECONDS
+        + PARAMETER_SECONDS * parameters
+        + CALL_SECONDS * (len(taken) + len(stays) + len(attentions) + len(loops)),
     )
 
 

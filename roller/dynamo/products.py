@@ -62,6 +62,10 @@ def _product(node: Any, left: Any, right: Any, lanes: int, biases: Sequence[tupl
     )
     yield in_order
     if is_constant(b) and not batched:
+        # Row by row of its transpose, as linear layers store it: what is left where no panels divide the columns.
+        if b_index == "k,n" and lanes and not panel_widths(n, lanes):
+            turned = Packing((k, n), (1, 0))
+            yield replace(in_order, terms=f"sum(k, A[{a_index}] * B[n,k])", packings={"B": turned})
         for width in panel_widths(n, lanes):
             # Columns of a panel lie together, one row after another, as the innermost loop reads them.
             in_rows = Packing((k, n // width, width), (1, 0, 2))

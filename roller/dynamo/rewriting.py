@@ -21,6 +21,7 @@ from roller.dynamo.operators import region_operator
 from roller.dynamo.orders import LAST, Operand, arranged_constant, dense_copy, orders_of_outputs, refresh
 from roller.dynamo.prices import VIEWS, GraphPrice, bandwidth_for, graph_price
 from roller.dynamo.regions import Region, regions_of
+from roller.dynamo.streaming import reading_bandwidth
 from roller.dynamo.sums import is_constant, shape_of
 from roller.library.operators import library_time
 
@@ -110,8 +111,11 @@ def plan(module: Any, shelf: KernelShelf, *, competes: bool = True) -> Plan:
     return Plan(tuple(regions), tuple(refused), dearer)
 
 
-def predicted(module: Any, shelf: KernelShelf, *, competes: bool = True) -> tuple[list[Decision], GraphPrice]:
-    """Decisions about a graph module for a processor and the time of a call of it, before anything is compiled."""
+def predicted(
+    module: Any, shelf: KernelShelf, *, parameters: int, competes: bool = True
+) -> tuple[list[Decision], GraphPrice]:
+    """Decisions about a graph module for a processor and the time of a call of it, before anything is compiled; guards
+    are of so many parameters."""
     planned = plan(module, shelf, competes=competes)
     decisions, taken, stays = list(planned.refused), {}, {}
     for region in planned.regions:
@@ -122,7 +126,7 @@ def predicted(module: Any, shelf: KernelShelf, *, competes: bool = True) -> tupl
             stays[region] = packed_seconds(region, seconds, shelf.device)
         else:
             taken[region] = seconds
-    return decisions, graph_price(module.graph, taken, stays, shelf.device)
+    return decisions, graph_price(module.graph, taken, stays, shelf.device, parameters)
 
 
 def region_decision(region: Region, name: str, seconds: float, reason: str, has_failed: bool = False) -> Decision:
@@ -237,7 +241,7 @@ def _seconds(region: Region, shelf: KernelShelf) -> float:
 def _weight_seconds(region: Region, device: DeviceSpec) -> float:
     """Time in which a region's weights come from memory: those of a whole network leave caches between two calls."""
     weights = [math.prod(shape_of(node)) for node in region.anchor.operands.values() if is_constant(node)]
-    return 4 * max(weights, default=0) / device.dram.bandwidth_bytes_per_second
+    return 4 * max(weights, default=0) / reading_bandwidth(device)
 
 
 @dataclass

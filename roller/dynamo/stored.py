@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from codegen.bundle.reader import read_bundle
 from hal.support.errors import InputError
 from hal.support.store import Store, digest
-from roller.dynamo.constants import use_huge_pages
+from roller.dynamo.constants import storages_of, use_huge_pages
 from roller.dynamo.derivations import Derivations, Origin, UnknownOriginError, computed
 from roller.dynamo.kernels import KernelShelf
 from roller.dynamo.operators import RegionOperator, definition_of, region_operator
@@ -63,7 +63,7 @@ class StoredGraph:
             region_operator(read_bundle(shelf.folder / each.kernel), each.shape, each.memory_format, each.formats)
         code = copy.copy(self.code)
         code.constants = computed(self.constants, module)
-        use_huge_pages(code.constants.values())
+        use_huge_pages(code.constants.values(), storages_of((*module.parameters(), *module.buffers())))
         code.after_deserialization(CompiledFxGraphConstants())
         return lambda *inputs: code(list(inputs))
 

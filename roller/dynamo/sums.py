@@ -75,7 +75,6 @@ def is_constant(node: Any) -> bool:
 
 
 def panel_widths(extent: int, lanes: int) -> list[int]:
-    """Widths of the panels that weights are packed into, from one vector to four."""
-    return [
-        width for width in range(lanes, 4 * lanes + 1, lanes or 1) if width and extent % width == 0 < extent - width
-    ]
+    """Widths of the panels that weights are packed into, from one vector to four, and eight."""
+    widths = (vectors * lanes for vectors in (1, 2, 3, 4, 8))
+    return [width for width in widths if width and extent % width == 0 < extent - width]

@@ -210,7 +210,8 @@ class Traffic:
 
     def _unprefetched(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
         """Share of an operand's lines that were not prefetched: the first ones of every piece whose next piece lies
-        on another page. A piece goes as far as the loops go along a row; a few pieces are followed at the same time."""
+        on another page. A piece goes as far as the loops go along a row, and on where the next begins at its end, as in
+        panels; a few pieces are followed at the same time."""
         tensor = self.form.expr.tensor_by_name[load.tensor]
         rows = [math.prod(tensor.shape[place + 1 :]) * tensor.element_bytes for place in range(len(tensor.shape))]
         last = {axis for axis, _ in load.indices[-1].terms}
@@ -222,9 +223,11 @@ class Traffic:
             if jump == 0:
                 continue
             turns = is_followed & (loop.turns > 1)
+            goes_on = turns & ((stride == 0) & (jump <= run) if loop.axis not in last else turns)
+            run = np.where(goes_on, footprints[place + 1].row, run)
             if loop.axis in last:
-                run = np.where(turns, footprints[place + 1].row, run)
                 continue
+            turns = turns & ~goes_on
             followed = np.where(turns, followed * loop.turns, followed)
             stride = np.where(turns & (stride == 0), jump, stride)
             is_followed = is_followed & (followed <= PIECES_FOLLOWED)

@@ -7,22 +7,41 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from roller.dynamo import constants  # noqa: E402
-from roller.dynamo.constants import HUGE_PAGE_BYTES, use_huge_pages  # noqa: E402
+from roller.dynamo.constants import HUGE_PAGE_BYTES, storages_of, use_huge_pages  # noqa: E402
 
 
-def test_whole_huge_pages_of_tensors_with_numbers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_huge_pages_of_parameters_are_asked_for_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(constants, "_madvise", lambda: lambda start, size, advice: asked.append((start, size)))
     large = torch.empty(3 * HUGE_PAGE_BYTES, dtype=torch.uint8)
-    use_huge_pages([large, torch.empty(10), torch.empty(1 << 24, device="meta"), torch.nn.Linear(2, 2)])
+    address = large.data_ptr()
+    others = [torch.empty(10), torch.empty(1 << 24, device="meta"), torch.nn.Linear(2, 2)]
+    use_huge_pages([large, *others], storages_of([large]))
     ((start, size),) = asked
+    assert large.data_ptr() == address
     assert start % HUGE_PAGE_BYTES == size % HUGE_PAGE_BYTES == 0
-    assert large.data_ptr() <= start
-    assert start + size <= large.data_ptr() + large.nbytes
+    assert address <= start
+    assert start + size <= address + large.nbytes
     assert size >= 2 * HUGE_PAGE_BYTES
 
 
-def test_numbers_stay_what_they_are() -> None:
+def test_constants_move_together_and_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(constants, "_madvise", lambda: lambda start, size, advice: asked.append(start))
+    first, second = torch.arange(1 << 20), torch.randn(999, 7)
+    view, parameter = second[3:].t(), torch.nn.Parameter(torch.ones(5))
+    wanted = [each.clone() for each in (first, second, view, parameter)]
+    use_huge_pages([first, second, view, parameter])
+    for tensor, numbers in zip((first, second, view, parameter), wanted, strict=True):
+        assert torch.equal(tensor, numbers)
+    assert asked[0] % HUGE_PAGE_BYTES == 0
+    assert first.data_ptr() == asked[0]
+    assert second.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+    assert second.data_ptr() == first.data_ptr() + first.nbytes
+    assert parameter.untyped_storage().nbytes() == parameter.nbytes
+
+
+def test_numbers_stay_what_they_are_where_the_system_moves_pages() -> None:
     numbers = torch.arange(1 << 20)
     use_huge_pages([numbers])
     assert torch.equal(numbers, torch.arange(1 << 20))

@@ -12,7 +12,7 @@ from hal.support.errors import InputError
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402  (behind the skip without PyTorch)
-from roller.dynamo.prices import CALL_SECONDS, GRAPH_SECONDS  # noqa: E402
+from roller.dynamo.prices import CALL_SECONDS, GRAPH_SECONDS, PARAMETER_SECONDS  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -44,7 +44,7 @@ def test_a_step_is_its_kernels_the_library_loops_and_calls(tmp_path: Path) -> No
     assert price.kernels == pytest.approx(sum(decision.seconds for decision in step.decisions))
     assert price.library > 0 and price.loops > 0
     # Two kernels, attention, the norm's loop and a copy of the heads.
-    assert price.calls == pytest.approx(GRAPH_SECONDS + 5 * CALL_SECONDS)
+    assert price.calls == pytest.approx(GRAPH_SECONDS + 6 * PARAMETER_SECONDS + 5 * CALL_SECONDS)
     assert price.seconds == pytest.approx(price.kernels + price.library + price.loops + price.calls)
     assert not list(tmp_path.glob("*/manifest.json"))
 

@@ -1,0 +1,58 @@
+"""Kernels whose weights come from memory at every call: products of a row or a few with a matrix.
+
+A network comes back to a layer's weights after all others, when they have left the caches. Products of many rows use
+what they read so often that this hardly counts; those of one row take as long as their weights take to come, and what
+is read in one go from the first byte to the last comes fastest.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from hal.spec.device import DeviceSpec
+from sokoban.language.expression import TensorExpr
+
+#: Rows of a product up to which its time is that of its weights: a processor reads an element of memory in the time of
+#: ten to thirty multiply-adds, and shares of both are added up beyond.
+FEW_ROWS = 4
+
+#: Memory's rate for what is read alone over a device's, which is that of sums of two arrays: the line of a third that
+#: is written comes into the caches first, and counts once. Products of one row came to 1.30 of it on one core of an
+#: EPYC with Zen 4.
+READING = 4 / 3
+
+#: Share of all bytes of an operator from which on one operand counts as its weights.
+WEIGHTS_SHARE = 0.8
+
+
+def streams_weights(expr: TensorExpr) -> bool:
+    """True for operators of one operand that is much larger than the others, of which every element is used a few
+    times."""
+    sizes = [tensor.size_bytes for tensor in (*expr.inputs, expr.output)]
+    largest = max(expr.inputs, key=lambda tensor: tensor.size_bytes, default=None)
+    if largest is None or largest.size_bytes < WEIGHTS_SHARE * sum(sizes):
+        return False
+    return math.prod(expr.sizes.values()) <= FEW_ROWS * largest.element_count
+
+
+def reading_bandwidth(device: DeviceSpec) -> float:
+    """Bytes per second that a processor reads of memory while it writes next to nothing."""
+    return READING * device.dram.bandwidth_bytes_per_second
+
+
+def with_empty_caches(device: DeviceSpec) -> DeviceSpec:
+    """A processor where what all cores share of caches gives what memory does: the caches that a layer finds."""
+    memory = device.dram
+    layers = tuple(
+        replace(
+            layer,
+            bandwidth_bytes_per_second=reading_bandwidth(device),
+            latency_seconds=memory.latency_seconds or layer.latency_seconds,
+        )
+        if layer.shared_by == "device" and layer is not memory
+        else layer
+        for layer in device.layers
+    )
+    return replace(device, layers=layers)

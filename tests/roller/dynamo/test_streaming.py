@@ -1,0 +1,56 @@
+"""Products of few rows, whose weights come from memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hal.catalog import load_device
+from sokoban.language.operators import operator_from_data
+
+pytest.importorskip("torch")
+
+from roller.dynamo.kernels import KernelShelf
+from roller.dynamo.streaming import reading_bandwidth, streams_weights, with_empty_caches
+
+DEVICE = load_device("epyc-7763")
+
+
+def product(rows: int, packed: int = 0) -> Any:
+    index, sizes = ("p,k,n", {"p": 1024 // packed, "n": packed}) if packed else ("k,n", {"n": 1024})
+    axes = "m,p,n" if packed else "m,n"
+    text = f"Y[{axes}] = sum(k, A[m,k] * B[{index}])"
+    return operator_from_data({"expr": text, "sizes": {"m": rows, "k": 1024} | sizes, "dtype": "float32"})
+
+
+def test_weights_of_few_rows_are_streamed() -> None:
+    assert streams_weights(product(1))
+    assert not streams_weights(product(64))
+    equal = operator_from_data({"expr": "Y[i] = A[i] + B[i]", "sizes": {"i": 4096}, "dtype": "float32"})
+    assert not streams_weights(equal)
+
+
+def test_a_product_of_one_row_takes_as_long_as_memory_gives_its_weights(tmp_path: Path) -> None:
+    shelf = KernelShelf.of(DEVICE, tmp_path, 1)
+    least = 4 * 1024 * 1024 / reading_bandwidth(DEVICE)
+    assert least < shelf.seconds(product(1, 64)) < 1.3 * least
+    assert shelf.device_for(product(64)) is DEVICE
+
+
+def test_shared_caches_are_as_slow_as_memory() -> None:
+    emptied = with_empty_caches(DEVICE)
+    shared = {layer.name: layer for layer in emptied.layers if layer.shared_by == "device"}
+    assert shared["l3"].bandwidth_bytes_per_second == reading_bandwidth(DEVICE)
+    assert emptied.dram == DEVICE.dram
+
+
+def test_weights_in_panels_are_read_in_one_go(tmp_path: Path) -> None:
+    """Rows of a panel that follow each other are one piece, which is prefetched: nothing waits."""
+    from roller.programs import find_programs, form_on
+
+    device = with_empty_caches(DEVICE)
+    programs = find_programs(form_on(product(1, 32), device), device, 400, "roller").direct
+    in_one_go = [each for each in programs if each.schedule.thread_of["n"] == 32 and each.schedule.thread_of["p"] == 1]
+    assert any(each.estimate.stage_seconds["latency"] == 0.0 for each in in_one_go)
