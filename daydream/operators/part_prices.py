@@ -84,6 +84,7 @@ _MODELS: dict[str, Model] = {
     "gemm": "products", "convolution": "convolutions", "elementwise": "element-wise", "softmax": "row-wise",
     "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
     "collective": "collectives", "scaled": "products", "experts": "products", "rows": "row-wise",
+    "scan": "row-wise",
     "recurrent": "streams", "latent": "attention",
 }  # fmt: skip
 
@@ -235,6 +236,9 @@ def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     from roller.library.streaming.elementwise import instruction_seconds, integer_seconds, reuse
     from roller.library.streaming.streams import POINT_INSTRUCTIONS
 
+    if moved.scan:
+        sizes = (*moved.walk, moved.bytes)
+        return LibraryCall(kind="scan", label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.scan)
     if moved.walk:
         return LibraryCall(kind="rows", label=moved.kernel, sizes=moved.walk, dtype=moved.dtype, variant=moved.kernel)
     total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))

@@ -37,9 +37,18 @@ REDUCTIONS: Mapping[str, float] = {
     "sum": 3, "mean": 3, "amax": 3, "amin": 3, "max": 4, "min": 4, "argmax": 6, "argmin": 6, "prod": 3, "norm": 4,
     "linalg_vector_norm": 4, "var": 10, "var_mean": 10, "std": 10, "std_mean": 10, "any": 3, "all": 3, "nansum": 4,
     "logsumexp": 16, "aminmax": 6, "count_nonzero": 3, "median": 20, "nanmedian": 20, "mode": 40, "_linalg_det": 20,
-    "cumsum": 8, "cumprod": 8, "cummax": 10, "cummin": 10, "logcumsumexp": 30, "nll_loss_forward": 3, "bincount": 10,
+    "nll_loss_forward": 3, "bincount": 10,
     "nll_loss2d_forward": 3, "dist": 4, "trace": 3, "equal": 3, "searchsorted": 60, "bucketize": 60, "histc": 20,
 }  # fmt: skip
+
+#: Scans, and PyTorch's helpers that captured ones call.
+SCANS: Mapping[str, str] = {
+    "cumsum": "cumsum", "cumprod": "cumprod", "cummax": "cummax", "cummin": "cummin", "logcumsumexp": "logcumsumexp",
+    "_cummax_helper": "cummax", "_cummin_helper": "cummin", "_logcumsumexp": "logcumsumexp",
+}  # fmt: skip
+
+#: Instructions per element of a scan by CUB over the only dimension.
+_SCAN_INSTRUCTIONS = 8.0
 
 #: Instructions per element of softmax and of group norm, where they do not have Roller's form.
 _SOFTMAX_INSTRUCTIONS, _NORM_INSTRUCTIONS = 20.0, 10.0
@@ -253,8 +262,33 @@ def group_norm(call: Call) -> Work | str:
     return with_copies(work, _activations(call), channels_last=is_channels_last(data))
 
 
+def scan(call: Call) -> Work | str:
+    """The work of a cumulative sum or another scan: CUB's over an only dimension, else a kernel by the dimension."""
+    source = call.inputs.tensor(0)
+    axis = next((value for place in (1, 3) if type(value := call.inputs.value(place)) is int), None)
+    if source is None or axis is None:
+        return "tensor or dimension not recorded"
+    if not source.elements:
+        return "an empty tensor"
+    dims = source.dims or (1,)
+    axis %= len(dims)
+    before, columns, inner = math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])
+    outputs = call.outputs or (source,)
+    total = float(stored_bytes(source) + sum(each.bytes for each in outputs))
+    moved = Moved(kernel="DeviceScanKernel", bytes=total, outputs=float(source.elements), model="row-wise",
+                  instructions=_SCAN_INSTRUCTIONS, launches=2)  # fmt: skip
+    if columns != source.elements:
+        kernel = f"tensor_kernel_scan_{'innermost' if inner == 1 else 'outer'}_dim"
+        walk = (float(before), float(columns), float(inner))
+        moved = replace(moved, kernel=kernel, launches=1, walk=walk, scan=SCANS[call.stem])
+    dtype = DTYPES.get(source.dtype, "float32")
+    flops = float(source.elements)
+    work = Work(kind="scan", parts=(WorkPart({}, moved=moved),), flops=flops, bytes=total, dtype=dtype)
+    return with_copies(work, [source])
+
+
 def reduction(call: Call) -> Work | str:
-    """The work of a sum, a mean or another reduction; sums over a running window write as much as they read."""
+    """The work of a sum, a mean or another reduction."""
     main = main_tensor(call.inputs)
     if call.outputs and call.inputs.tensor(0) is not None:
         return _captured_reduction(call, main)

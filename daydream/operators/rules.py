@@ -46,6 +46,7 @@ RULES = _table(
     (rowwise.BATCH_NORMS, rowwise.batch_norm),
     (("native_group_norm", "native_group_norm_backward"), rowwise.group_norm),
     (rowwise.REDUCTIONS, rowwise.reduction),
+    (rowwise.SCANS, rowwise.scan),
     (movement.MOVES, movement.moves),
     (movement.GATHERS, movement.gather),
     (movement.SCATTERS, movement.scatter),

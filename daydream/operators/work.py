@@ -42,6 +42,8 @@ class Moved:
         trips: round trips to memory that follow one another in each of ``blocks`` blocks of 512 threads.
         walk: rows, columns and further columns of a kernel of ``roller.library.streaming.row_kernels``, of elements of
             ``dtype``; empty for others.
+        scan: the operator of a kernel of ``roller.library.streaming.scans``, whose ``walk`` is rows, columns and the
+            elements after them; empty for others.
         is_cold: whether no launch finds in L2 what the one before moved: each takes other tensors.
     """
 
@@ -60,6 +62,7 @@ class Moved:
     blocks: float = 0.0
     trips: float = 0.0
     walk: tuple[float, ...] = ()
+    scan: str = ""
     is_cold: bool = False
 
 

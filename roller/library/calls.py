@@ -33,6 +33,7 @@ from roller.library.scaled.call import scaled_call_time
 from roller.library.streaming.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.streaming.row_kernels import row_kernel_seconds
 from roller.library.streaming.rowwise import layer_norm_seconds, softmax_seconds
+from roller.library.streaming.scans import COMBINATIONS, scan_seconds
 from roller.library.streaming.streams import streamed_seconds
 from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 
@@ -54,6 +55,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "recurrent": RECURRENT_SIZES,
     "latent": LATENT_SIZES,
     "rows": ("rows", "columns", "further"),
+    "scan": ("rows", "columns", "inner", "moved"),
 }  # fmt: skip
 
 #: Variant of convolutions whose tensors lie in NHWC.
@@ -93,7 +95,8 @@ class LibraryCall:
             where it is not the fastest that the board has; ``scaled`` and ``experts``: the precision; of experts, after
             an ``@``, ``divided`` among boards, or ``product`` alone; ``recurrent``: its name in
             ``recurrent.call.MODELS``; ``latent``: precision of products, of the cache and of attention, joined by
-            ``@``; ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``.
+            ``@``; ``layer_norm``: ``rms`` for RMS norms; ``rows``: its name in ``row_kernels.ROW_KERNELS``;
+            ``scan``: its name in ``scans.COMBINATIONS``.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -349,6 +352,10 @@ def _row_kernels(first: LibraryCall, sizes: _Columns, labels: Sequence[str], dev
     return _listed(times, labels)
 
 
+def _scans(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(scan_seconds(**sizes, combination=COMBINATIONS[first.variant], device=device), labels)
+
+
 _MODELS: Mapping[str, _Model] = {
     "gemm": _gemms,
     "convolution": _convolutions,
@@ -364,6 +371,7 @@ _MODELS: Mapping[str, _Model] = {
     "recurrent": _recurrent,
     "latent": _latent,
     "rows": _row_kernels,
+    "scan": _scans,
 }
 
 

@@ -64,7 +64,7 @@ def test_what_makes_no_product_says_why():
     assert work("aten::mm", [[7, 5], [6, 11]]) == "operands of [7, 5] and [6, 11] do not make a product"
     assert work("aten::mm", [[7, 0], [0, 11]]) == "an empty tensor"
     assert work("aten::mm", [[7, 5], [5, 11]], ["long", "long"]) == "elements of type long"
-    assert work("aten::cumsum", [[7, 5]]) == "no rule for aten::cumsum"
+    assert work("aten::cumsum", [[7, 5]]) == "tensor or dimension not recorded"
 
 
 def test_elementwise_operators_stream_their_tensors():
@@ -234,3 +234,19 @@ def test_a_window_larger_than_its_image_has_one_place() -> None:
     work = describe("aten::avg_pool2d", Inputs((image,), ("", "[90, 90]", "[]", "[0, 0]", "True")), (result,))
     assert isinstance(work, Work)
     assert (work.parts[0].data["kh"], work.parts[0].data["kw"]) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("dims", "axis", "kernel", "walk"),
+    [
+        ([7, 5, 3], -1, "tensor_kernel_scan_innermost_dim", (35.0, 3.0, 1.0)),
+        ([7, 5, 3], 1, "tensor_kernel_scan_outer_dim", (7.0, 5.0, 3.0)),
+        ([1, 5, 1], 1, "DeviceScanKernel", ()),
+    ],
+)  # fmt: skip
+def test_scans_have_a_kernel_by_the_dimension(dims, axis, kernel, walk):
+    values = {"Concrete Inputs": ["", str(axis), ""]}
+    found = work("aten::cumsum", [dims, [], []], ["float", "Scalar", ""], **values)
+    (moved,) = [part.moved for part in found.parts]
+    assert (moved.kernel, moved.walk) == (kernel, walk)
+    assert moved.bytes == 2 * 4 * np.prod(dims)
