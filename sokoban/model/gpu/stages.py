@@ -58,7 +58,7 @@ def compute_seconds(step: BlockStep) -> Floats:
     table, device, occupancy = step.table, step.device, step.occupancy
     rate = device.peak_flops(step.placed.arithmetic_dtype) / device.teu_count
     per_instruction = 2.0 * device.warp_lanes / rate
-    scalar: Floats = step.arithmetic * per_instruction * busiest_scheduler(step)
+    scalar: Floats = (step.arithmetic * per_instruction + address_seconds(step)) * busiest_scheduler(step)
     matrix = step.placed.matrix_rates if table.has_warp_tiles else None
     if matrix is None:
         return scalar
@@ -68,6 +68,14 @@ def compute_seconds(step: BlockStep) -> Floats:
     # Too few warps leave matrix units idle, as they leave schedulers.
     idle = np.maximum(1.0, device.teu.group_size / (working_warps(step) * occupancy.running))
     return np.where(table.warp_tile, fragments * idle, scalar)
+
+
+def address_seconds(step: BlockStep) -> Floats:
+    """Time of a warp for the addresses of its reads in place, on the pipelines that multiply integers: ptxas adds the
+    upper halves of 64-bit addresses there."""
+    device = step.device
+    rate = device.peak_flops("int32" if "int32" in device.dtypes else step.placed.arithmetic_dtype)
+    return step.addresses * (2.0 * device.warp_lanes / (rate / device.teu_count))
 
 
 def _by_instruction(step: BlockStep, figure: str, by_warp: float) -> Floats:

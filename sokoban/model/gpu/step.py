@@ -103,6 +103,16 @@ class BlockStep:
         return {load: operand_reads(self.table, load, self.device, self.nest) for load in self.form.body_loads}
 
     @cached_property
+    def addresses(self) -> Floats:
+        """Integer instructions of a thread for the addresses and guards of its reads in place, where a schedule says
+        that these need some."""
+        total = np.zeros(self.table.count)
+        for load in self.form.body_loads:
+            if (each := self.table.address.get(load.tensor)) is not None:
+                total = total + np.where(self.table.cached[load.tensor], 0.0, each * direct_reads(self, load))
+        return total
+
+    @cached_property
     def window_spills(self) -> Floats:
         """Values per thread and unrolled body that find no register until they are used again."""
         return window_spills(self.table, self.nest, self.reads)

@@ -333,6 +333,7 @@ def test_the_schema_accepts_what_schedules_write_and_refuses_unknown_keys() -> N
         *written,
         "inner_thread",
         "inner_step",
+        "address",
         "pieces",
         "reads",
         "stages",
