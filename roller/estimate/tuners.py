@@ -21,6 +21,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.matrix import MATRIX_TYPES
 from sokoban.kernel.regions import data_dimension
 from sokoban.language.expression import TensorExpr
+from sokoban.model.gpu.fetch import ROLLED_LOADS
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.columns import MAX_COUNT
 from sokoban.schedule.table import Floats
@@ -319,12 +320,30 @@ def _kernel_tuner(words: _Words, form: KernelForm) -> dict[str, Any]:
         by_intrinsic = bool(words.count("read_only", default=0, least=0))
         if instructions := CHECKED * overhangs + ADDRESSED * by_intrinsic:
             schedule["address"] = dict.fromkeys(inputs, instructions)
-    elif words.count("use_padding", default=0, least=0):
+    else:
+        schedule["waits"] = _row_waits(form, block, schedule["threads"])
+    if staged and words.count("use_padding", default=0, least=0):
         schedule["padding"] = _row_padding(form, block, schedule["threads"][axes[-1]])
     elements = prod(schedule["vthreads"].values())
     taps = [form.sizes[axis] for axis in form.reduced]
     unrolled = elements * prod(taps)
     return schedule | {"unroll": unrolled if unrolled <= MOST_UNROLLED else elements * taps[-1]}
+
+
+def _row_waits(form: KernelForm, block: Mapping[str, int], threads: Mapping[str, int]) -> dict[str, int]:
+    """Waits by staged tensor where a loop over rows holds one over columns, both from a thread's own place on: the
+    device compiler unrolls the inner one by :data:`ROLLED_LOADS`, and what is left of a row is loaded one by one."""
+    sizes, batch = {**form.sizes, **block}, int(ROLLED_LOADS)
+    waits = {}
+    for load in form.body_loads:
+        if not load.indices:
+            continue
+        *rows, columns = [
+            -(-data_dimension(index).extent(sizes) // max([threads.get(axis, 1) for axis, _ in index.terms], default=1))
+            for index in load.indices
+        ]
+        waits[load.tensor] = prod(rows) * (columns // batch + columns % batch)
+    return waits
 
 
 def _row_padding(form: KernelForm, block: Mapping[str, int], threads: int) -> dict[str, int]:

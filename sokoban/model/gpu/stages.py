@@ -198,7 +198,10 @@ def waiting_seconds(step: BlockStep) -> Floats:
     for load, part in step.fetches.items():
         staged = table.cached[load.tensor]
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
-        more = more + np.where(staged, part.batches - 1.0, 0.0)
+        further = part.batches - 1.0
+        if (waits := table.waits.get(load.tensor)) is not None:
+            further = np.where(waits > 0, (waits - 1) * far_latency(step), further)
+        more = more + np.where(staged, further, 0.0)
     if not np.logical_and.reduce(list(table.cached.values())).all():
         more = more + _direct_waits(step)
     if step.rows is not None:
@@ -254,10 +257,18 @@ def _direct_waits(step: BlockStep) -> Floats:
     together = np.where(step.nest.is_left, ROLLED_LOADS, UNROLLED_LOADS)
     waits = bodies * np.maximum(1.0, reads / bodies / together)
     new = np.minimum(waits, lines)
-    l2_share, l1_share = (layer / latency_seconds(device) for layer in cache_latencies(device))
+    l1_share = cache_latencies(device)[1] / latency_seconds(device)
+    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * far_latency(step) + (waits - new) * l1_share, 0.0)
+
+
+def far_latency(step: BlockStep) -> Floats:
+    """Latency of what L1 does not have, in latencies of DRAM: that of L2, or of DRAM as often as the kernel's traffic
+    comes from there."""
+    table, device = step.table, step.device
+    l2_share = cache_latencies(device)[0] / latency_seconds(device)
     from_dram = np.minimum(1.0, dram_traffic(step) / (l2_bytes(step) * table.step_count * table.block_count))
-    far = l2_share + (1.0 - l2_share) * from_dram
-    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * far + (waits - new) * l1_share, 0.0)
+    far: Floats = l2_share + (1.0 - l2_share) * from_dram
+    return far
 
 
 def _lines_along_step(table: ScheduleTable, load: Load) -> Floats:

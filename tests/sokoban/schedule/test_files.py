@@ -335,6 +335,7 @@ def test_the_schema_accepts_what_schedules_write_and_refuses_unknown_keys() -> N
         "inner_step",
         "address",
         "pieces",
+        "waits",
         "reads",
         "stages",
         "turned",
