@@ -30,9 +30,6 @@ from sokoban.schedule.table import Bools, Floats
 #: Where the spaces lie below the measured data.
 FOLDER = "tuned_schedules"
 
-#: Boards of the data.
-BOARDS: Mapping[str, str] = {"NVIDIA GeForce RTX 3090": "rtx-3090", "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb"}
-
 #: The board whose configurations constants were chosen on, half of them.
 CHOSEN_ON = "rtx-3090"
 
@@ -84,16 +81,20 @@ class Space:
 
 
 def spaces(data: Path) -> list[Space]:
-    """All of the data, the product first."""
+    """All of the data, the product first.
+
+    Raises:
+        InputError: the catalogue has no board of a name in the data.
+    """
     found = []
     for name, file in (("product", "gemm"), ("filter", "convolution")):
         rows = _rows(data / FOLDER / f"{file}.parquet")
-        for title, board in BOARDS.items():
+        for title in dict.fromkeys(row["board"] for row in rows):
             ran = [row for row in rows if row["board"] == title and row["time_ms"] is not None]
-            if ran:
-                predicted = (product_seconds if name == "product" else filter_seconds)(ran, load_device(board))
-                measured = np.array([row["time_ms"] for row in ran]) * 1e-3
-                found.append(Space(name=name, board=board, measured=measured, predicted=predicted))
+            board = load_device(title)
+            predicted = (product_seconds if name == "product" else filter_seconds)(ran, board)
+            measured = np.array([row["time_ms"] for row in ran]) * 1e-3
+            found.append(Space(name=name, board=board.name, measured=measured, predicted=predicted))
     return found
 
 
