@@ -166,7 +166,8 @@ def test_addresses_of_reads_in_place_take_issue_slots_and_time_of_the_arithmetic
     plain, addressed = filtered(()), filtered((), address=2)
     assert plain.addresses.tolist() == [0] and addressed.addresses.tolist() == [2 * 25]
     more = issued_instructions(addressed)[READS] - issued_instructions(plain)[READS]
-    assert more.tolist() == [50] and compute_seconds(addressed)[0] == pytest.approx(3 * compute_seconds(plain)[0])
+    assert more.tolist() == [50]
+    assert compute_seconds(addressed)[0] == pytest.approx(3 * compute_seconds(plain)[0], rel=1e-3)
     # What is staged is read from where the compiler has laid it.
     assert filtered(("X",), address=2).addresses.tolist() == [0]
 
