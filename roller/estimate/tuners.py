@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import msgspec
@@ -18,11 +19,24 @@ import numpy as np
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.matrix import MATRIX_TYPES
+from sokoban.kernel.regions import data_dimension
 from sokoban.language.expression import TensorExpr
+from sokoban.model.gpu.fetch import ROLLED_LOADS
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.columns import MAX_COUNT
 from sokoban.schedule.table import Floats
 from sokoban.schedule.texts import ScheduleTexts
+
+#: Integer instructions that check a read in place, and those of its address where an intrinsic reads (``__ldg``) in
+#: place of a plain load, whose address has room for a constant: 1.2 and 2.1 in ten window sums compiled for sm_80.
+CHECKED, ADDRESSED = 1, 2
+
+#: Multiply-adds of a body beyond which the device compiler leaves the outer of two loops alone that the text asks it to
+#: unroll: 4,725 came out flat, 5,400 did not (window sums compiled for sm_86).
+MOST_UNROLLED = 5000
+
+#: Banks that the authors of padded tiles count on.
+BANKS = 32
 
 #: What Kernel Tuner's caches and its files of results have in common with no schedule of ours.
 _CACHE_KEYS = (b'"tune_params_keys"', b'"configuration"')
@@ -280,7 +294,12 @@ def _cutlass(words: _Words, form: KernelForm) -> dict[str, Any]:
 
 def _kernel_tuner(words: _Words, form: KernelForm) -> dict[str, Any]:
     """Blocks by Kernel Tuner's own names, x along the last axis; ``tile_size`` counts elements of a thread that lie a
-    block's threads apart, ``use_shmem`` says whether inputs are staged."""
+    block's threads apart, ``use_shmem`` says whether inputs are staged.
+
+    Sums are unrolled as the text of its filter asks. ``use_padding`` lengthens the rows of a tile until the ends of
+    warps that go around a row meet in no bank. ``read_only`` stands for reads by the intrinsic ``__ldg``, none of which
+    has a constant in its address.
+    """
     schedule: dict[str, Any] = {"threads": {}, "vthreads": {}, "thread": {}}
     axes = [axis for axis in form.spatial if form.sizes[axis] > 1]
     for letter, axis in zip("xyz", reversed(axes), strict=False):
@@ -288,8 +307,53 @@ def _kernel_tuner(words: _Words, form: KernelForm) -> dict[str, Any]:
         schedule["vthreads"][axis] = words.count(f"tile_size_{letter}", default=1)
         schedule["thread"][axis] = 1
     inputs = sorted({load.tensor for load in form.body_loads if load.indices})
-    schedule["cached"] = inputs if words.count("use_shmem", default=1, least=0) else []
-    return schedule
+    staged = bool(words.count("use_shmem", default=1, least=0))
+    schedule["cached"] = inputs if staged else []
+    if not form.reduced:
+        return schedule
+    block = {axis: schedule["threads"][axis] * schedule["vthreads"][axis] for axis in schedule["threads"]}
+    if not staged:
+        overhangs = any(form.sizes[axis] % size for axis, size in block.items())
+        if overhangs:
+            # Every element checks its own reads, which have no other in common then: as threads of their own.
+            schedule["vthreads"] = dict.fromkeys(schedule["vthreads"], 1)
+        by_intrinsic = bool(words.count("read_only", default=0, least=0))
+        if instructions := CHECKED * overhangs + ADDRESSED * by_intrinsic:
+            schedule["address"] = dict.fromkeys(inputs, instructions)
+    else:
+        schedule["waits"] = _row_waits(form, block, schedule["threads"])
+    if staged and words.count("use_padding", default=0, least=0):
+        schedule["padding"] = _row_padding(form, block, schedule["threads"][axes[-1]])
+    elements = prod(schedule["vthreads"].values())
+    taps = [form.sizes[axis] for axis in form.reduced]
+    unrolled = elements * prod(taps)
+    return schedule | {"unroll": unrolled if unrolled <= MOST_UNROLLED else elements * taps[-1]}
+
+
+def _row_waits(form: KernelForm, block: Mapping[str, int], threads: Mapping[str, int]) -> dict[str, int]:
+    """Waits by staged tensor where a loop over rows holds one over columns, both from a thread's own place on: the
+    device compiler unrolls the inner one by :data:`ROLLED_LOADS`, and what is left of a row is loaded one by one."""
+    sizes, batch = {**form.sizes, **block}, int(ROLLED_LOADS)
+    waits = {}
+    for load in form.body_loads:
+        if not load.indices:
+            continue
+        *rows, columns = [
+            -(-data_dimension(index).extent(sizes) // max([threads.get(axis, 1) for axis, _ in index.terms], default=1))
+            for index in load.indices
+        ]
+        waits[load.tensor] = prod(rows) * (columns // batch + columns % batch)
+    return waits
+
+
+def _row_padding(form: KernelForm, block: Mapping[str, int], threads: int) -> dict[str, int]:
+    """Padding by staged tensor where ``threads`` along the last axis are no whole warps: rows so long that those of a
+    warp which have gone around one find other banks than those that have not."""
+    if threads % BANKS == 0:
+        return {}
+    sizes = {**form.sizes, **block}
+    rows = {load.tensor: data_dimension(load.indices[-1]).extent(sizes) for load in form.body_loads if load.indices}
+    return {tensor: (threads - int(row)) % BANKS for tensor, row in rows.items()}
 
 
 def _staged(product: _Product, rows: int, columns: int, depth: int) -> dict[str, Any]:

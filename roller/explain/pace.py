@@ -30,11 +30,15 @@ from sokoban.model.cpu.anatomy import cpu_anatomy
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.anatomy import REMAINDERS, GpuAnatomy, gpu_anatomy
 from sokoban.model.gpu.breakdown import STAGES
+from sokoban.model.gpu.fetch import fetch
 from sokoban.model.gpu.issue import ARITHMETIC
 from sokoban.model.gpu.occupancy import blocks_per_unit
 from sokoban.model.gpu.transactions import stored_transactions
 from sokoban.schedule.table import ScheduleTable, one, product
 from sokoban.schedule.tile import TileSchedule
+
+#: Error of predicted times, about: the medians of whole measured spaces are 9 and 11 % (docs/accuracy.md).
+MODEL_ERROR = 0.10
 
 STAGE_MEANING = {
     "compute": "the arithmetic units",
@@ -340,6 +344,40 @@ def rivals(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
     column = max(len(head) for head, _ in rows)
     for head, text in rows:
         yield clipped(f"  {head:{column}}  {text}")
+    yield from _alike(programs, ranked)
+
+
+def _alike(programs: Programs, ranked: Sequence[Program]) -> Iterator[str]:
+    """Programs that the model cannot tell from the best one, and which of them asks least of what it does not know."""
+    most = ranked[0].estimate.seconds * (1.0 + MODEL_ERROR)
+    alike = [
+        (rank, program)
+        for rank, program in enumerate(ranked, start=1)
+        if isinstance(program, RProgram) and program.estimate.seconds <= most
+    ]
+    if programs.device.teu.lane != "thread" or len(alike) < 2:
+        return
+    wastes = [_wastes(program, programs.device) for _, program in alike]
+    threads = [program.main.tiles.threads_per_block for _, program in alike]
+    best = min(range(len(alike)), key=lambda i: (round(sum(wastes[i]), 3), -threads[i]))
+    idle, unused = wastes[best]
+    yield from wrapped(
+        f"{len(alike)} of them lie within {100 * MODEL_ERROR:.0f} % of the best, about the model's own error: it "
+        f"cannot tell them apart. Rank {alike[best][0]} wastes least: {count_text(threads[best], 'thread')} a block, "
+        f"{100 * idle:.0f} % of its lanes idle, {100 * unused:.0f} % of its transactions unused"
+    )
+
+
+def _wastes(program: RProgram, device: DeviceSpec) -> tuple[float, float]:
+    """Shares of the lanes of a block's warps that have no thread, and of the bytes of a step's transactions that no
+    thread asks for."""
+    tiles, lanes = program.main.tiles, device.warp_lanes
+    table = ScheduleTable.of(program.form, [tiles])
+    parts = [(load, fetch(table, load, device)) for load in program.form.body_loads]
+    size = program.form.expr.tensor_by_name
+    asked = sum(float(part.elements[0]) * size[load.tensor].element_bytes for load, part in parts)
+    moved, threads = sum(float(part.bytes[0]) for _, part in parts), tiles.threads_per_block
+    return 1.0 - threads / (-(-threads // lanes) * lanes), max(0.0, 1.0 - asked / moved) if moved else 0.0
 
 
 def _change(programs: Programs, program: Program, chosen: Program) -> str:

@@ -42,7 +42,7 @@ CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
 KEYS = (
     *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
-    "raster", "cluster", "launched", "kept_columns", "reads", "pieces",
+    "raster", "cluster", "launched", "kept_columns", "reads", "pieces", "waits", "address",
 )  # fmt: skip
 
 
@@ -79,6 +79,8 @@ def _candidate_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors:
         ("kept_columns", Band, TileSchedule.kept_columns),
         ("reads", by_tensor | None, None),
         ("pieces", by_tensor | None, None),
+        ("waits", by_tensor | None, None),
+        ("address", by_tensor | None, None),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -171,6 +173,8 @@ class ScheduleReader:
             kept_columns=kept_columns,
             reads=self._by_tensor("reads", tuple(cached), optional=True),
             pieces=self._by_tensor("pieces", tuple(cached), optional=True),
+            waits=self._by_tensor("waits", tuple(cached), optional=True),
+            address=self._by_tensor("address", tuple(cached), optional=True),
         )
 
     # Columns as they are given

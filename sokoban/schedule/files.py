@@ -50,6 +50,8 @@ _KEYS: Mapping[str, str] = {
     "kept_columns": "columns of a row that its threads keep in shared memory for later statements",
     "reads": "widest read of an operand in elements, where a kernel's text says so; left to the compiler otherwise",
     "pieces": "adjacent elements of a staged tile that a thread copies, by accesses of `vector`",
+    "waits": "times that a thread waits for its copies of a step, where a kernel's loops say so",
+    "address": "integer instructions of every read in place, for its address or guard; none where left out",
 }
 
 
@@ -172,7 +174,7 @@ def schedule_schema() -> dict[str, Any]:
     kinds["cached"] = {"type": "array", "items": {"type": "string"}}
     kinds["vector"] = by_name(1, MAX_COUNT)
     kinds["padding"] = by_name(0)
-    kinds["reads"] = kinds["pieces"] = by_name(1, MAX_COUNT)
+    kinds |= dict.fromkeys(("reads", "pieces", "waits", "address"), by_name(1, MAX_COUNT))
     kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
     kinds["instruction"] = {"enum": [str(each) for each in Instruction], "default": str(TileSchedule.instruction)}
     kinds["turned"] = {"type": "array", "items": {"type": "string"}}

@@ -99,6 +99,10 @@ class ScheduleTable:
             tensor, leave it to the compiler.
         pieces: adjacent elements that a thread copies of a staged tile, by accesses of ``vector``, by tensor; 0, and a
             missing tensor, stand for one access.
+        waits: times that a thread waits for its copies of a step, by tensor, as loops of kernels of others make it; 0,
+            and a missing tensor, leave it to the compiler.
+        address: integer instructions of every read in place for its address or guard, by tensor, where kernels of
+            others need some; 0, and a missing tensor, stand for constants within the read itself.
     """
 
     form: KernelForm
@@ -123,6 +127,8 @@ class ScheduleTable:
     kept_columns: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     reads: Mapping[str, Ints] = field(default_factory=dict)
     pieces: Mapping[str, Ints] = field(default_factory=dict)
+    waits: Mapping[str, Ints] = field(default_factory=dict)
+    address: Mapping[str, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
@@ -168,6 +174,8 @@ class ScheduleTable:
             inner_step={},
             reads={},
             pieces={},
+            waits={},
+            address={},
             **columns,
         )
 
@@ -244,8 +252,8 @@ class ScheduleTable:
 
     @property
     def spells_out(self) -> bool:
-        """True if schedules cut loops twice or say how wide a thread reads: what compiled code does not know."""
-        return bool(self.inner_thread or self.inner_step or self.reads or self.pieces)
+        """True if schedules cut loops twice or say how a thread reads: what compiled code does not know."""
+        return any((self.inner_thread, self.inner_step, self.reads, self.pieces, self.waits, self.address))
 
     def instruction_at(self, position: int) -> Instruction:
         """Instruction that computes the tiles of one schedule."""

@@ -59,6 +59,7 @@ DATASHEET = {
     "a100-sxm-40gb": (108, 40 * 1024, 19.5, 1555),
     "a100-sxm-80gb": (108, 40 * 1024, 19.5, 2039),
     "a10": (72, 6 * 1024, 31.2, 600),
+    "a4000": (48, 4 * 1024, 19.2, 448),
     "a6000": (84, 6 * 1024, 38.7, 768),
     "b200": (148, 126 * 1024, 75, 8000),
     "b300": (148, 126 * 1024, 75, 8000),
@@ -153,8 +154,8 @@ def test_shared_memory_moves_no_more_than_its_banks_deliver(device: DeviceSpec) 
 
 #: FLOP of one unit and clock, dense, by generation, bfloat16 inputs with float32 sums: the white papers' figures.
 MATRIX_FLOP_PER_CLOCK = {
-    "a10": 1024, "a6000": 1024, "a100-sxm-40gb": 2048, "a100-sxm-80gb": 2048, "l40s": 1024, "rtx-3090": 512,
-    "rtx-4090": 512, "rtx-pro-6000": 1024,
+    "a10": 1024, "a4000": 1024, "a6000": 1024, "a100-sxm-40gb": 2048, "a100-sxm-80gb": 2048, "l40s": 1024,
+    "rtx-3090": 512, "rtx-4090": 512, "rtx-pro-6000": 1024,
 }  # fmt: skip
 #: The datasheet's dense TFLOP/s in bfloat16 of boards whose matrix units run at a clock of their own.
 MATRIX_TFLOPS = {"h100-pcie-80gb": 756, "h100-nvl": 835, "h100-sxm-80gb": 989, "h200": 989, "b200": 2250, "gb200": 2500}

@@ -23,7 +23,6 @@ from hal.spec.device import DeviceSpec
 from hal.support.tables import new_table
 from roller.estimate.schedules import score as predict
 from roller.estimate.tuners import read_tuner_file
-from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.files import schedules_from_json
 from sokoban.schedule.table import Bools, Floats
@@ -31,28 +30,19 @@ from sokoban.schedule.table import Bools, Floats
 #: Where the spaces lie below the measured data.
 FOLDER = "tuned_schedules"
 
-#: Boards of the data.
-BOARDS: Mapping[str, str] = {"NVIDIA GeForce RTX 3090": "rtx-3090", "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb"}
-
 #: The board whose configurations constants were chosen on, half of them.
 CHOSEN_ON = "rtx-3090"
 
 #: The product as CLBlast's kernel stores it.
 PRODUCT = {"expr": "C[n,m] = sum([k], A[k,m] * B[k,n])", "sizes": {"n": 4096, "m": 4096, "k": 4096}}
 
-#: The filter: a number in constant memory is an operand of the multiply-add, as a number in its code is. Where blocks
-#: overhang the image and nothing is staged, the kernel checks every read by itself, as one at the edge of a padded
-#: image; the compiler merges none of them (900 of 900 in a tile of four, compiled for sm_80).
+#: The filter: a number in constant memory is an operand of the multiply-add, as a number in its code is.
 FILTER = {"expr": "Y[y,x] = sum([i,j], X[y+i,x+j] * 1.5)", "sizes": {"y": 4096, "x": 4096, "i": 15, "j": 15}}
-GUARDED_FILTER = {
-    "expr": "Y[y,x] = sum([i,j], X[y+i-1,x+j-1 | pad=0] * 1.5)",
-    "sizes": FILTER["sizes"],
-    "shapes": {"X": [4108, 4108]},
-}
 
-#: Multiply-adds of a body beyond which the device compiler leaves the outer of two loops alone that the text asks it to
-#: unroll: 4,725 came out flat, 5,400 did not (window sums compiled for sm_86).
-MOST_UNROLLED = 5000
+#: Words of its configurations that say something of the kernel.
+FILTER_WORDS = (
+    "block_size_x", "block_size_y", "tile_size_x", "tile_size_y", "use_padding", "read_only", "use_shmem",
+)  # fmt: skip
 
 #: Largest first choice and best of ten over the best measured, least rank correlation and largest median error asked
 #: for, by space.
@@ -91,16 +81,20 @@ class Space:
 
 
 def spaces(data: Path) -> list[Space]:
-    """All of the data, the product first."""
+    """All of the data, the product first.
+
+    Raises:
+        InputError: the catalogue has no board of a name in the data.
+    """
     found = []
     for name, file in (("product", "gemm"), ("filter", "convolution")):
         rows = _rows(data / FOLDER / f"{file}.parquet")
-        for title, board in BOARDS.items():
+        for title in dict.fromkeys(row["board"] for row in rows):
             ran = [row for row in rows if row["board"] == title and row["time_ms"] is not None]
-            if ran:
-                predicted = (product_seconds if name == "product" else filter_seconds)(ran, load_device(board))
-                measured = np.array([row["time_ms"] for row in ran]) * 1e-3
-                found.append(Space(name=name, board=board, measured=measured, predicted=predicted))
+            board = load_device(title)
+            predicted = (product_seconds if name == "product" else filter_seconds)(ran, board)
+            measured = np.array([row["time_ms"] for row in ran]) * 1e-3
+            found.append(Space(name=name, board=board.name, measured=measured, predicted=predicted))
     return found
 
 
@@ -112,58 +106,19 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def product_seconds(rows: Sequence[Mapping[str, Any]], device: DeviceSpec) -> Floats:
     """Predicted seconds of CLBlast's configurations, by the reader of ``roller score``."""
-    words = [{key: value for key, value in row.items() if key.isupper()} for row in rows]
-    expr = operator_from_data(PRODUCT)
-    file = read_tuner_file(msgspec.json.Encoder().encode_lines(words), expr, "gemm")
-    assert file is not None
-    return _seconds(file.schedules, expr, device)
+    return _seconds([{key: value for key, value in row.items() if key.isupper()} for row in rows], PRODUCT, device)
 
 
 def filter_seconds(rows: Sequence[Mapping[str, Any]], device: DeviceSpec) -> Floats:
-    """Predicted seconds of the filter's configurations."""
-    seconds = np.empty(len(rows))
-    guarded = np.array([_overhangs(row) and not _stages(row) for row in rows])
-    for operator, which in ((FILTER, ~guarded), (GUARDED_FILTER, guarded)):
-        positions = np.flatnonzero(which).tolist()
-        if positions:
-            checked = operator is GUARDED_FILTER
-            schedules = [msgspec.json.encode(filter_schedule(rows[i], checked=checked)) for i in positions]
-            seconds[positions] = _seconds(schedules, operator_from_data(operator), device)
-    return seconds
+    """Predicted seconds of the filter's configurations, by the same reader."""
+    return _seconds([{key: row[key] for key in FILTER_WORDS if row[key] is not None} for row in rows], FILTER, device)
 
 
-def filter_schedule(row: Mapping[str, Any], *, checked: bool = False) -> dict[str, Any]:
-    """The schedule of a configuration: elements of a thread lie a block's threads apart; ``use_padding`` lengthens the
-    rows of the tile where that takes conflicts away. Where every read is ``checked``, the elements of a thread share
-    none: each is as a thread of its own."""
-    x, y = int(row["block_size_x"]), int(row["block_size_y"])
-    across, down, taps = int(row["tile_size_x"]), int(row["tile_size_y"]), int(row["filter_width"])
-    beyond = x * (across - 1) + taps - 1
-    across, down = (1, 1) if checked else (across, down)
-    points = taps * int(row["filter_height"]) * across * down
-    padding = -beyond % 32 if row["use_padding"] and x % 32 else 0
-    return {
-        "threads": {"y": y, "x": x},
-        "vthreads": {"y": down, "x": across},
-        "thread": {"y": 1, "x": 1},
-        "cached": ["X"] if _stages(row) else [],
-        "padding": {"X": padding} if _stages(row) else {},
-        "vector": {"X": 1, "Y": 1},
-        "unroll": points if points <= MOST_UNROLLED else taps * across * down,
-    }
-
-
-def _stages(row: Mapping[str, Any]) -> bool:
-    """True if the image is staged; the older kernel always does."""
-    return row["use_shmem"] is None or bool(row["use_shmem"])
-
-
-def _overhangs(row: Mapping[str, Any]) -> bool:
-    return any(row[size] % (row[f"block_size_{a}"] * row[f"tile_size_{a}"]) for size, a in (("m", "x"), ("n", "y")))
-
-
-def _seconds(schedules: Sequence[bytes], expr: TensorExpr, device: DeviceSpec) -> Floats:
-    return predict(schedules_from_json(b"\n".join(schedules), expr), device).seconds
+def _seconds(words: Sequence[Mapping[str, Any]], operator: Mapping[str, Any], device: DeviceSpec) -> Floats:
+    expr = operator_from_data(operator)
+    file = read_tuner_file(msgspec.json.Encoder().encode_lines(words), expr, "configurations")
+    assert file is not None
+    return predict(schedules_from_json(b"\n".join(file.schedules), expr), device).seconds
 
 
 # Tables

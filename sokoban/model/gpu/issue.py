@@ -52,6 +52,7 @@ def issued_instructions(step: BlockStep) -> dict[str, Floats]:
             direct = np.where(staged, direct, direct * (1.0 + DIRECT_GUARD_INSTRUCTIONS))
         operands = operands + direct
         copies = copies + np.where(staged, part.instructions, 0.0)
+    operands = operands + step.addresses
     rows = step.rows
     if rows is not None:
         shares = shares_rows(table)

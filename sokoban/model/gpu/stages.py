@@ -58,7 +58,7 @@ def compute_seconds(step: BlockStep) -> Floats:
     table, device, occupancy = step.table, step.device, step.occupancy
     rate = device.peak_flops(step.placed.arithmetic_dtype) / device.teu_count
     per_instruction = 2.0 * device.warp_lanes / rate
-    scalar: Floats = step.arithmetic * per_instruction * busiest_scheduler(step)
+    scalar: Floats = (step.arithmetic * per_instruction + address_seconds(step)) * busiest_scheduler(step)
     matrix = step.placed.matrix_rates if table.has_warp_tiles else None
     if matrix is None:
         return scalar
@@ -68,6 +68,14 @@ def compute_seconds(step: BlockStep) -> Floats:
     # Too few warps leave matrix units idle, as they leave schedulers.
     idle = np.maximum(1.0, device.teu.group_size / (working_warps(step) * occupancy.running))
     return np.where(table.warp_tile, fragments * idle, scalar)
+
+
+def address_seconds(step: BlockStep) -> Floats:
+    """Time of a warp for the addresses of its reads in place, on the pipelines that multiply integers: ptxas adds the
+    upper halves of 64-bit addresses there."""
+    device = step.device
+    rate = device.peak_flops("int32" if "int32" in device.dtypes else step.placed.arithmetic_dtype)
+    return step.addresses * (2.0 * device.warp_lanes / (rate / device.teu_count))
 
 
 def _by_instruction(step: BlockStep, figure: str, by_warp: float) -> Floats:
@@ -190,7 +198,10 @@ def waiting_seconds(step: BlockStep) -> Floats:
     for load, part in step.fetches.items():
         staged = table.cached[load.tensor]
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
-        more = more + np.where(staged, part.batches - 1.0, 0.0)
+        further = part.batches - 1.0
+        if (waits := table.waits.get(load.tensor)) is not None:
+            further = np.where(waits > 0, (waits - 1) * far_latency(step), further)
+        more = more + np.where(staged, further, 0.0)
     if not np.logical_and.reduce(list(table.cached.values())).all():
         more = more + _direct_waits(step)
     if step.rows is not None:
@@ -246,10 +257,18 @@ def _direct_waits(step: BlockStep) -> Floats:
     together = np.where(step.nest.is_left, ROLLED_LOADS, UNROLLED_LOADS)
     waits = bodies * np.maximum(1.0, reads / bodies / together)
     new = np.minimum(waits, lines)
-    l2_share, l1_share = (layer / latency_seconds(device) for layer in cache_latencies(device))
+    l1_share = cache_latencies(device)[1] / latency_seconds(device)
+    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * far_latency(step) + (waits - new) * l1_share, 0.0)
+
+
+def far_latency(step: BlockStep) -> Floats:
+    """Latency of what L1 does not have, in latencies of DRAM: that of L2, or of DRAM as often as the kernel's traffic
+    comes from there."""
+    table, device = step.table, step.device
+    l2_share = cache_latencies(device)[0] / latency_seconds(device)
     from_dram = np.minimum(1.0, dram_traffic(step) / (l2_bytes(step) * table.step_count * table.block_count))
-    far = l2_share + (1.0 - l2_share) * from_dram
-    return np.where(reads > 0, np.maximum(0.0, new - 1.0) * far + (waits - new) * l1_share, 0.0)
+    far: Floats = l2_share + (1.0 - l2_share) * from_dram
+    return far
 
 
 def _lines_along_step(table: ScheduleTable, load: Load) -> Floats:

@@ -17,7 +17,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import WIDENED_REGISTERS
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.model.gpu.fetch import Fetch, fetch
+from sokoban.model.gpu.fetch import ROLLED_LOADS, Fetch, fetch
 from sokoban.model.gpu.loops import LoopNest, loop_nest
 from sokoban.model.gpu.occupancy import (
     FETCHED_REGISTERS,
@@ -103,6 +103,16 @@ class BlockStep:
         return {load: operand_reads(self.table, load, self.device, self.nest) for load in self.form.body_loads}
 
     @cached_property
+    def addresses(self) -> Floats:
+        """Integer instructions of a thread for the addresses and guards of its reads in place, where a schedule says
+        that these need some."""
+        total = np.zeros(self.table.count)
+        for load in self.form.body_loads:
+            if (each := self.table.address.get(load.tensor)) is not None:
+                total = total + np.where(self.table.cached[load.tensor], 0.0, each * direct_reads(self, load))
+        return total
+
+    @cached_property
     def window_spills(self) -> Floats:
         """Values per thread and unrolled body that find no register until they are used again."""
         return window_spills(self.table, self.nest, self.reads)
@@ -128,7 +138,8 @@ def occupancy_of(step: BlockStep) -> Occupancy:
     table, device = step.table, step.device
     needed = registers_per_thread(table, step.nest.local)
     loads = sum(
-        np.where(table.cached[load.tensor], part.loads, direct_reads(step, load)) for load, part in step.fetches.items()
+        np.where(table.cached[load.tensor], _fetched_together(table, load, part), direct_reads(step, load))
+        for load, part in step.fetches.items()
     )
     if step.rows is not None:
         # A row that a thread keeps is what it has under way too.
@@ -170,6 +181,12 @@ def occupancy_of(step: BlockStep) -> Occupancy:
         rounds=busiest_blocks / running,
         warps=table.warps(device.warp_lanes),
     )
+
+
+def _fetched_together(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
+    """Loads of a thread that a register may wait for: all of a step, or those of one turn of a loop over rows."""
+    waits = table.waits.get(load.tensor)
+    return part.loads if waits is None else np.where(waits > 0, np.minimum(part.loads, ROLLED_LOADS), part.loads)
 
 
 def _fetch_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:

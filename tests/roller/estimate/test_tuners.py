@@ -71,11 +71,37 @@ def test_cutlass_by_the_columns_of_its_profiler() -> None:
     assert scalar["threads"] == {"m": 8, "n": 16} and scalar["thread"] == {"m": 4, "n": 4}
 
 
+def tuned(x: int, y: int, across: int, down: int, **words: int) -> Any:
+    sizes = {"block_size_x": x, "block_size_y": y, "tile_size_x": across, "tile_size_y": down}
+    return schedule(IMAGE, sizes | words)
+
+
 def test_kernel_tuner_counts_elements_a_block_apart() -> None:
-    found = schedule(IMAGE, {"block_size_x": 32, "block_size_y": 4, "tile_size_x": 2, "use_shmem": 0})
+    found = tuned(32, 4, 2, 1, use_shmem=0)
     assert found == {
         "threads": {"x": 32, "y": 4}, "vthreads": {"x": 2, "y": 1}, "thread": {"x": 1, "y": 1}, "cached": [],
+        "unroll": 18,
     }  # fmt: skip
+
+
+def test_reads_of_tuned_windows_take_what_their_text_makes_of_them() -> None:
+    assert tuned(32, 4, 2, 1, use_shmem=0, read_only=1)["address"] == {"X": 2}
+    # 96 columns overhang an image of 512: no element shares what it has checked.
+    checked = tuned(32, 4, 3, 1, use_shmem=0, read_only=1)
+    assert checked["address"] == {"X": 3} and checked["vthreads"] == {"x": 1, "y": 1} and checked["unroll"] == 9
+
+
+def test_tuned_tiles_are_loaded_by_rows_and_padded_where_their_ends_would_meet() -> None:
+    # 4 * 2 + 2 rows by four at a time; 48 * 2 + 2 columns by 48: three, each by itself.
+    assert tuned(48, 4, 2, 2)["waits"] == {"X": 3 * 3} and "padding" not in tuned(48, 4, 2, 2)
+    assert tuned(16, 1, 8, 1)["waits"] == {"X": 3 * (2 + 1)}
+    # 48 + 2 beyond the lanes that begin a row: fourteen more make a multiple of 32.
+    assert tuned(48, 4, 2, 2, use_padding=1)["padding"] == {"X": 14}
+    assert tuned(64, 4, 2, 2, use_padding=1)["padding"] == {}
+
+
+def test_bodies_that_are_too_long_are_unrolled_along_one_axis() -> None:
+    assert tuned(32, 4, 16, 16)["unroll"] == 9 * 256 and tuned(32, 4, 32, 32)["unroll"] == 3 * 1024
 
 
 @pytest.mark.parametrize("ending", ["}}", ",", ""])

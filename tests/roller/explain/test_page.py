@@ -163,10 +163,20 @@ def test_halves_are_measured_against_the_matrix_instructions() -> None:
     assert share is not None and 0 < int(share[1]) <= 100
 
 
+def test_programs_that_the_model_cannot_tell_apart_are_named_with_the_one_that_wastes_least() -> None:
+    programs = constructed(op="matmul", m=128, n=256, k=64)
+    text = " ".join(explain(programs).split())
+    near = sum(each.estimate.seconds <= 1.1 * programs.direct[0].estimate.seconds for each in programs.direct)
+    found = re.search(r"(\d+) of them lie within 10 % of the best.* Rank (\d+) wastes least: (\d+) threads?", text)
+    assert found is not None and int(found[1]) == near > 1 and int(found[2]) <= near
+    assert int(found[3]) == programs.direct[int(found[2]) - 1].main.tiles.threads_per_block
+
+
 def test_rivals_are_all_listed_with_the_stage_that_costs_them() -> None:
     programs = constructed(**SUITE["D0"])
     text = explain(programs, 2)
-    rivals = text[text.index("Its rivals") :].splitlines()
+    page = text[text.index("Its rivals") :].splitlines()
+    rivals = page[: 1 + len(programs.direct)]
     assert rivals[0].startswith(f"Its rivals, the best of {programs.constructed_count} programs")
     assert len(rivals) == 1 + len(programs.direct)
     assert [int(line[3:7]) for line in rivals[1:]] == list(range(1, len(programs.direct) + 1))

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hal.catalog import load_device
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
+from sokoban.model.gpu.issue import READS, issued_instructions
 from sokoban.model.gpu.loops import loop_nest
 from sokoban.model.gpu.operands import OperandReads, operand_reads
+from sokoban.model.gpu.stages import (
+    LOADED_LATENCY,
+    STEP_LATENCY,
+    compute_seconds,
+    far_latency,
+    latency_seconds,
+    waiting_seconds,
+)
 from sokoban.model.gpu.step import BlockStep
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -138,3 +149,33 @@ def test_values_wait_without_a_register_where_a_body_is_long_and_its_windows_are
     # What NVRTC made of these for sm_86: nothing, nothing, 492 values.
     assert spilled((2, 64), (8, 1)) == spilled((2, 64), (7, 2)) == 0
     assert 400 < spilled((8, 16), (7, 2)) < 1300
+
+
+# What kernels of others say of their reads
+
+
+def filtered(cached: tuple[str, ...], **columns: int) -> BlockStep:
+    image = form_of(expr="Y[y,x] = sum([i,j], X[y+i,x+j] * 0.5)", sizes={"y": 512, "x": 512, "i": 5, "j": 5})
+    schedule = TileSchedule(block=(("y", 4), ("x", 64)), thread=(("y", 1), ("x", 1)), cached=cached, unroll=25)
+    given = {name: {"X": np.array([count])} for name, count in columns.items()}
+    table = replace(ScheduleTable.of(image, [schedule]), **given)
+    return BlockStep(table, PlacedForm(image, load_device("a100")))
+
+
+def test_addresses_of_reads_in_place_take_issue_slots_and_time_of_the_arithmetic() -> None:
+    plain, addressed = filtered(()), filtered((), address=2)
+    assert plain.addresses.tolist() == [0] and addressed.addresses.tolist() == [2 * 25]
+    more = issued_instructions(addressed)[READS] - issued_instructions(plain)[READS]
+    assert more.tolist() == [50]
+    assert compute_seconds(addressed)[0] == pytest.approx(3 * compute_seconds(plain)[0], rel=1e-3)
+    # What is staged is read from where the compiler has laid it.
+    assert filtered(("X",), address=2).addresses.tolist() == [0]
+
+
+def test_a_kernel_that_says_how_often_it_waits_waits_as_often_and_holds_few_loads() -> None:
+    plain, once, often = filtered(("X",)), filtered(("X",), waits=1), filtered(("X",), waits=9)
+    latency = latency_seconds(often.device)
+    assert waiting_seconds(once)[0] == pytest.approx(STEP_LATENCY * latency)
+    further = waiting_seconds(often)[0] - waiting_seconds(once)[0]
+    assert further == pytest.approx(8 * LOADED_LATENCY * latency * far_latency(often)[0])
+    assert 0 < far_latency(often)[0] <= 1 and often.occupancy.registers <= plain.occupancy.registers
