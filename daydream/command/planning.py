@@ -55,7 +55,7 @@ def node_of(board: DeviceSpec, name: str | None, boards: int | None) -> NodeSpec
 def exchange_of(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
     names = (
-        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts",
+        "shard", "overlap", "master", "narrow", "context", "expert", "dispatch", "imbalance", "overlap_experts",
         "overlap_batches", "offload", "overlap_tensor", "waits", "blocking",
     )  # fmt: skip
     exchange = {name: options[name] for name in names} | {"exchange_context": options["context_exchange"]}
