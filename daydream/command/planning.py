@@ -80,7 +80,12 @@ def units_for(model: str, board: DeviceSpec, layout: Layout, options: dict[str, 
         parameters="" if options["param_dtype"] == "float32" else options["param_dtype"],
     )
     return planned_units(
-        model, capture, tensor=layout.tensor, sequence_parallel=layout.sequence, compiles=options["compiles"]
+        model,
+        capture,
+        tensor=layout.tensor,
+        sequence_parallel=layout.sequence,
+        in_place=layout.overlap_tensor,
+        compiles=options["compiles"],
     )
 
 
