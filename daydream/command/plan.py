@@ -95,6 +95,11 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     ),
     click.option("--master/--no-master", default=True, help="Keep parameters of 16 bits in float32, too."),
     click.option(
+        "--narrow/--no-narrow",
+        default=False,
+        help="Keep and gather weights of --precision in narrow numbers alone.",
+    ),
+    click.option(
         "--reduce-dtype",
         type=click.Choice(["float32", "gradient"]),
         default="gradient",
@@ -183,6 +188,8 @@ def plan_command(
     place = node_of(board, node, boards)
     if options["try_precision"] and not search:
         raise InputError("--try-precision", "is of a search", "add --search, or write --precision")
+    if options["narrow"] and not search:
+        _check_narrow(options["precision"])
     if search:
         from daydream.command.plan_search import searched
 
@@ -204,6 +211,14 @@ def plan_command(
         from daydream.plan.chart import write_chart
 
         write_chart(steps[0], plot)
+
+
+def _check_narrow(precision: str) -> None:
+    from daydream.memory.narrow import ELEMENT_BYTES
+
+    if precision not in ELEMENT_BYTES:
+        problem = f"no weights are kept in narrow numbers with --precision {precision}"
+        raise InputError("--narrow", problem, f"write one of {', '.join(ELEMENT_BYTES)}")
 
 
 def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> int:

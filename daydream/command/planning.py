@@ -55,7 +55,7 @@ def node_of(board: DeviceSpec, name: str | None, boards: int | None) -> NodeSpec
 def exchange_of(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a layout on gradients and copies of parameters, the same with ``--search`` and without."""
     names = (
-        "shard", "overlap", "master", "context", "expert", "dispatch", "imbalance", "overlap_experts",
+        "shard", "overlap", "master", "narrow", "context", "expert", "dispatch", "imbalance", "overlap_experts",
         "overlap_batches", "offload", "overlap_tensor", "waits", "blocking",
     )  # fmt: skip
     exchange = {name: options[name] for name in names} | {"exchange_context": options["context_exchange"]}
@@ -80,7 +80,12 @@ def units_for(model: str, board: DeviceSpec, layout: Layout, options: dict[str, 
         parameters="" if options["param_dtype"] == "float32" else options["param_dtype"],
     )
     return planned_units(
-        model, capture, tensor=layout.tensor, sequence_parallel=layout.sequence, compiles=options["compiles"]
+        model,
+        capture,
+        tensor=layout.tensor,
+        sequence_parallel=layout.sequence,
+        in_place=layout.overlap_tensor,
+        compiles=options["compiles"],
     )
 
 

@@ -50,8 +50,9 @@ _AMPERE, _HOPPER, _BLACKWELL = (8, 0), 9, 10
 def attention_kernels(version: str, device: DeviceSpec) -> str:
     """The family of kernels (:data:`roller.library.attention.tiles.Family`) of a version on a board.
 
-    cuDNN's fused attention is as fast as FlashAttention 4 on Blackwell, a little faster than 3 on Hopper (its own
-    benchmark on H200; Shah et al. 2024, figures 5 to 7), and about FlashAttention 2 before.
+    cuDNN's fused attention has numbers of its own on Blackwell and Hopper, where it is faster than FlashAttention 4 and
+    3 (its own benchmark on GB200, GB300 and H200; Shah et al. 2024, figures 5 to 7), and is about FlashAttention 2
+    before.
 
     Raises:
         InputError: the board does not run it.
@@ -70,7 +71,7 @@ def attention_kernels(version: str, device: DeviceSpec) -> str:
     if version == "triton":
         return "Triton"
     if capability[0] == _BLACKWELL:
-        return "FlashAttention 4"
+        return "cuDNN, unit pairs"
     if capability[0] == _HOPPER:
         return "cuDNN" if version == "cudnn" else "FlashAttention 3"
     return "FlashAttention 2"

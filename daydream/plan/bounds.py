@@ -71,7 +71,9 @@ class Bounds:
         weight, full = self._sizes(layout)
         ranks = np.array([layout.group(), layout.group(experts=True)], np.float64)
         each = {"none": 1.0, "zero1": 1.0, "zero2": layout.sharers, "fsdp": ranks}[layout.shard]
-        resident = float((elements * (weight / (ranks if layout.shard == "fsdp" else 1.0))).sum())
+        # Narrow numbers alone are a byte of four bits at least, twice.
+        held = min(weight, 1.0) if layout.narrow else weight
+        resident = float((elements * (held / (ranks if layout.shard == "fsdp" else 1.0))).sum())
         if layout.offload == "none":
             # States of the optimizer, and a copy in full precision, which FSDP keeps in place of the parameters.
             copy = full - weight if layout.shard == "fsdp" else full * (full > weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.graph.graph import Phase
+from daydream.memory.narrow import ELEMENT_BYTES, weight_copies
 from daydream.operators.calls import KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.plan.context import share_attention
@@ -213,8 +214,20 @@ class Costs:
         return float(units.capture.storages[max(read, key=made.__getitem__)].bytes)
 
     def unit_bytes(self, unit: int) -> Sizes:
-        """Bytes of a unit's parameters as the step computes with them."""
-        return self.units.sizes(unit, lambda each: each.tensor.bytes)
+        """Bytes of a unit's parameters as the step computes with them, and as they are gathered."""
+        narrow = self._gathered_bytes
+        return self.units.sizes(
+            unit,
+            lambda each: each.tensor.elements * narrow[each.storage] if each.storage in narrow else each.tensor.bytes,
+        )
+
+    @cached_property
+    def _gathered_bytes(self) -> Mapping[int, float]:
+        """Bytes per element of parameters that are gathered in narrow numbers, by storage."""
+        if not self.layout.narrow:
+            return {}
+        capture = self.units.capture
+        return dict.fromkeys(weight_copies(capture), ELEMENT_BYTES.get(capture.precision, 0.0))
 
     def gradient_bytes(self, unit: int) -> Sizes:
         """Bytes of a unit's gradients as they are exchanged."""

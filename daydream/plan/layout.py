@@ -42,6 +42,8 @@ class Layout:
         overlap_tensor: whether exchanges within layers overlap the products that they feed, in as many parts as
             there are tensor ranks (user buffers of Transformer Engine, async tensor parallelism of PyTorch).
         master: whether parameters of 16 bits are kept in float32, too, for the optimizer.
+        narrow: whether weights of narrow products are kept and gathered in narrow numbers alone (Megatron's
+            ``fp8_param_gather``); FSDP gathers them so.
         reduce_bytes: of an element of a gradient that is exchanged; 0 for that of the gradient itself.
         waits: whether a stage's host waits for its device after every message, as Megatron's does behind
             ``batch_isend_irecv``; else it runs ahead.
@@ -70,6 +72,7 @@ class Layout:
     sequence: bool = False
     overlap_tensor: bool = False
     master: bool = True
+    narrow: bool = False
     reduce_bytes: int = 0
     waits: bool = False
     exchange_context: ContextExchange = "ring"
@@ -133,6 +136,8 @@ class Layout:
                     else "waited for"
                 )
             )
+        if self.narrow:
+            said.append("weights of narrow products are kept and gathered in narrow numbers alone")
         if self.offload != "none":
             said.append("the host updates what ranks keep, at half of its memory's bandwidth")
         if self.tensor > 1:

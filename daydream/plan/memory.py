@@ -8,7 +8,7 @@ side streams allocate comes from pools of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, prod
@@ -158,6 +158,15 @@ class _Holding:
     def _members(self) -> list[int]:
         return list(self.moments.chunk)
 
+    @cached_property
+    def _copies(self) -> Mapping[int, float]:
+        """Bytes per element of narrow copies of parameters, by storage."""
+        return weight_copies(self.units.capture)
+
+    def _is_narrow(self, storage: int) -> bool:
+        """True if a parameter lies in narrow numbers alone."""
+        return self.layout.narrow and self.layout.shard != "fsdp" and storage in self._copies
+
     # What outlives the step
 
     def _resident(self) -> Iterator[Allocation]:
@@ -168,14 +177,14 @@ class _Holding:
         # Some optimizers count their steps on the device.
         copies, counters = (sum(states) // parameter_bytes, min(states, default=0)) if parameter_bytes else (0, 0)
         end = self.moments.count
-        narrow = weight_copies(capture)
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
             full = max(FULL_BYTES, size) if layout.master and each.trained else size
-            if each.storage in narrow and layout.shard != "fsdp":
-                yield Allocation(int(each.tensor.elements * narrow[each.storage]), NONE, end, MemoryKind.WEIGHTS)
+            if each.storage in self._copies and layout.shard != "fsdp":
+                size_of_copies = int(each.tensor.elements * self._copies[each.storage])
+                yield Allocation(size_of_copies, NONE, end, MemoryKind.WEIGHTS)
             elements, part = self._part(each), self._part(each, states=True)
-            if layout.offload != "parameters":
+            if layout.offload != "parameters" and not self._is_narrow(each.storage):
                 # FSDP keeps what it updates; where that lies with the host, what it computes with.
                 resident = full if layout.shard == "fsdp" and layout.offload == "none" else size
                 yield Allocation(elements * resident, NONE, end, MemoryKind.WEIGHTS)

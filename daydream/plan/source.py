@@ -23,6 +23,7 @@ def planned_units(
     *,
     tensor: int = 1,
     sequence_parallel: bool = False,
+    in_place: bool = False,
     compiles: bool = False,
 ) -> Units:
     """The units of a rank's step.
@@ -32,6 +33,7 @@ def planned_units(
         options: of the capture; the batch is that of a micro-batch of one copy of the model.
         tensor: ranks that share every layer.
         sequence_parallel: whether they hold a part of the sequence each between the layers that they share.
+        in_place: whether products read parts of the sequence where they arrive, as Megatron's do.
         compiles: whether blocks are compiled, each by itself.
 
     Raises:
@@ -39,21 +41,23 @@ def planned_units(
     """
     subject, blocks = _few(_loaded(model, options))
     try:
-        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel)
+        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel, in_place=in_place)
     except InputError:
         if blocks is None:
             raise
         # Its forward pass may count the blocks.
         subject, blocks = _loaded(model, options), None
-        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel)
+        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel, in_place=in_place)
     if compiles:
         capture = compiled_blocks(capture)
     return units_of(capture, blocks)
 
 
-def _captured(subject: Subject, options: CaptureOptions, tensor: int, *, sequence_parallel: bool) -> Capture:
+def _captured(
+    subject: Subject, options: CaptureOptions, tensor: int, *, sequence_parallel: bool, in_place: bool
+) -> Capture:
     if tensor > 1:
-        subject = _divided(subject, tensor, sequence_parallel=sequence_parallel)
+        subject = _divided(subject, tensor, sequence_parallel=sequence_parallel, in_place=in_place)
     try:
         return captured(subject, options)
     except InputError as error:
@@ -104,7 +108,7 @@ def _signature(block: Any) -> str:
     return repr(parts)
 
 
-def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subject:
+def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool, in_place: bool) -> Subject:
     import torch
 
     from daydream.capture.failures import failures_as_errors
@@ -125,5 +129,5 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
         kwargs = {**kwargs, "position_ids": torch.zeros(1, tokens, dtype=torch.long, device=given[0].device)}
     kernels, shapes = board_kernels("efficient"), ShapeFunctions()  # type: ignore[no-untyped-call]
     with failures_as_errors(subject.title, subject.source), kernels, shapes, positions_without_data():
-        assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
+        assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens, in_place=in_place)
     return replace(subject, kwargs=kwargs, assumed=(*subject.assumed, *assumed))

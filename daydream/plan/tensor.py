@@ -58,13 +58,25 @@ def _apply(function: Any, given: torch.Tensor, *sizes: int) -> torch.Tensor:
     return result
 
 
-def _gathered(given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
+def _gathered(given: torch.Tensor, ranks: int, axis: int, in_place: bool) -> torch.Tensor:
+    """Parts one after the other along an axis; in place where they are read as they arrive."""
     gathered = torch.ops._c10d_functional.all_gather_into_tensor(given.contiguous(), ranks, _GROUP)
-    return gathered if axis == 0 else torch.cat(torch.chunk(gathered, ranks, 0), axis)
+    if axis == 0:
+        return gathered
+    if in_place:
+        return gathered.view([*given.shape[:axis], ranks * given.shape[axis], *given.shape[axis + 1 :]])
+    return torch.cat(torch.chunk(gathered, ranks, 0), axis)
 
 
-def _scattered(given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
-    stacked = given if axis == 0 else torch.cat(torch.chunk(given, ranks, axis), 0)
+def _scattered(given: torch.Tensor, ranks: int, axis: int, in_place: bool) -> torch.Tensor:
+    """A rank's part of sums along an axis, that of :func:`_gathered`."""
+    stacked = given
+    if axis and in_place:
+        first, *others = given.shape
+        others[axis - 1] //= ranks
+        stacked = given.contiguous().view([first * ranks, *others])
+    elif axis:
+        stacked = torch.cat(torch.chunk(given, ranks, axis), 0)
     return torch.ops._c10d_functional.reduce_scatter_tensor(stacked.contiguous(), "sum", ranks, _GROUP)
 
 
@@ -72,29 +84,31 @@ class _Gather(torch.autograd.Function):
     """Parts of the sequence to the whole; backward, sums of the parts."""
 
     @staticmethod
-    def forward(context: Any, given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
-        context.ranks, context.axis = ranks, axis
-        return _gathered(given, ranks, axis)
+    def forward(context: Any, given: torch.Tensor, ranks: int, axis: int, in_place: bool) -> torch.Tensor:
+        context.parts = ranks, axis, in_place
+        return _gathered(given, *context.parts)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        return _scattered(gradient, context.ranks, context.axis), None, None
+        return _scattered(gradient, *context.parts), None, None, None
 
 
 class _Scatter(torch.autograd.Function):
     """Sums of the parts of the sequence; backward, the whole."""
 
     @staticmethod
-    def forward(context: Any, given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
-        context.ranks, context.axis = ranks, axis
-        return _scattered(given, ranks, axis)
+    def forward(context: Any, given: torch.Tensor, ranks: int, axis: int, in_place: bool) -> torch.Tensor:
+        context.parts = ranks, axis, in_place
+        return _scattered(given, *context.parts)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        return _gathered(gradient, context.ranks, context.axis), None, None
+        return _gathered(gradient, *context.parts), None, None, None
 
 
-def divide(model: nn.Module, run: Callable[[], Any], ranks: int, *, sequence: int = 0) -> list[str]:
+def divide(
+    model: nn.Module, run: Callable[[], Any], ranks: int, *, sequence: int = 0, in_place: bool = False
+) -> list[str]:
     """Divides a model in place, and says in sentences what was assumed.
 
     Args:
@@ -102,6 +116,9 @@ def divide(model: nn.Module, run: Callable[[], Any], ranks: int, *, sequence: in
         run: calls it once with its inputs.
         ranks: tensor ranks.
         sequence: tokens of a sample where ranks hold a part of the sequence each; 0 where they hold all of it.
+        in_place: whether products read parts of the sequence where they arrive: tokens lie in front (Megatron), or a
+            product is multiplied part by part (its overlap, PyTorch's asynchronous tensor parallelism); else PyTorch
+            copies the parts next to each other.
 
     Raises:
         InputError: the model repeats no block, its linear layers do not come in pairs, or a size has no such part.
@@ -111,7 +128,7 @@ def divide(model: nn.Module, run: Callable[[], Any], ranks: int, *, sequence: in
         raise InputError("--tensor", "the model repeats no block", "plan it without")
     calls, entries = _calls(model, run)
     halves = [_halves(block, [each for each in calls if each.path.startswith(f"{block}.")]) for block in blocks]
-    exchange = _Exchange(ranks, sequence)
+    exchange = _Exchange(ranks, sequence, in_place)
     for block, pairs in zip(blocks, halves, strict=True):
         for firsts, second in pairs:
             readers = _readers(block, firsts, second, entries)
@@ -202,18 +219,19 @@ class _Exchange:
 
     ranks: int
     sequence: int
+    in_place: bool
 
     def in_front(self, given: torch.Tensor) -> torch.Tensor:
         """Input of a first half."""
         if not self.sequence:
             return _apply(_Copy, given, self.ranks)
-        return _apply(_Gather, given, self.ranks, self._axis(given, self.sequence // self.ranks))
+        return _apply(_Gather, given, self.ranks, self._axis(given, self.sequence // self.ranks), self.in_place)
 
     def behind(self, _: Any, __: Any, result: torch.Tensor) -> torch.Tensor:
         """Exchanged result of a second half."""
         if not self.sequence:
             return _apply(_Reduce, result, self.ranks)
-        return _apply(_Scatter, result, self.ranks, self._axis(result, self.sequence))
+        return _apply(_Scatter, result, self.ranks, self._axis(result, self.sequence), self.in_place)
 
     def _axis(self, tensor: torch.Tensor, size: int) -> int:
         """The axis of the sequence, the second as a rule."""

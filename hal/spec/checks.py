@@ -169,6 +169,8 @@ def _check_rates(device: DeviceFields) -> None:
     clocks = device.clocks
     _check_at_most("clocks.base_hz", clocks.base_hz, "clocks.boost_hz", clocks.boost_hz)
     _check_at_most("clocks.sustained_hz", clocks.sustained_hz, "clocks.boost_hz", clocks.boost_hz)
+    if clocks.job_hz is not None:
+        _check_at_most("clocks.job_hz", clocks.job_hz, "clocks.boost_hz", clocks.boost_hz)
     _check_unique("throughput", device.dtypes)
     _check_unique("matrix_instructions", [instruction.key for instruction in device.matrix_instructions])
     if "float32" not in device.dtypes:

@@ -252,11 +252,14 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         base_hz: guaranteed within the board's power limit.
         boost_hz: the highest, which datasheet peaks assume.
         sustained_hz: what a long float32 GEMM load leaves.
+        job_hz: what hours of 16-bit products of a job's numbers leave; absent where it follows from the rates of
+            benchmarks (:mod:`hal.spec.power`).
     """
 
     base_hz: Positive
     boost_hz: Positive
     sustained_hz: Positive
+    job_hz: Positive | None = None
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,9 @@ def settled(device: DeviceSpec) -> DeviceSpec:
 
     def limited(instruction: MatrixInstruction) -> MatrixInstruction:
         best = instruction.best_flops or instruction.peak_flops
-        rate = min(best * share, OPERANDS * (instruction.power_limited_flops or best))
+        rate = best * share
+        if device.clocks.job_hz is None:
+            rate = min(rate, OPERANDS * (instruction.power_limited_flops or best))
         return msgspec.structs.replace(
             instruction,
             best_flops=rate if instruction.best_flops is not None else None,
@@ -57,6 +59,8 @@ def settled(device: DeviceSpec) -> DeviceSpec:
 
 def settled_clock(device: DeviceSpec) -> float:
     """Clock that large products of 16 bits settle at under the power limit, over the boost clock; 1 where unknown."""
+    if device.clocks.job_hz is not None:
+        return device.clocks.job_hz / device.clocks.boost_hz
     shares = [
         OPERANDS * each.power_limited_flops / each.best_flops
         for each in device.matrix_instructions
@@ -92,4 +96,7 @@ def with_power(device: DeviceSpec, share: float) -> DeviceSpec:
         )
 
     instructions = tuple(scaled(each) for each in device.matrix_instructions)
-    return msgspec.structs.replace(device, matrix_instructions=instructions)
+    clocks = device.clocks
+    if clocks.job_hz is not None:
+        clocks = msgspec.structs.replace(clocks, job_hz=clocks.job_hz * share**SETTLED_EXPONENT)
+    return msgspec.structs.replace(device, matrix_instructions=instructions, clocks=clocks)

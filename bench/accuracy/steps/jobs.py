@@ -146,7 +146,7 @@ def nemotron_units(batch: int, tensor: int) -> Units:
         batch=batch, dtype="bfloat16", optimizer="adamw", implementation="fused", attention="cudnn"
     )
     make = partial(nemotron_subject, sequence=4096, batch=batch)
-    return planned_units(make, options, tensor=tensor, sequence_parallel=True, compiles=True)
+    return planned_units(make, options, tensor=tensor, sequence_parallel=True, in_place=True, compiles=True)
 
 
 # Tables

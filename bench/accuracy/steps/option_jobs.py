@@ -1,7 +1,7 @@
 """Steps of NeMo's jobs as ``daydream plan`` is asked for them: by a configuration of transformers and options alone.
 
-Rows say which model, how it was divided and in which numbers; what else its recipes set (what is computed again, what
-exchanges hide) is the same for all rows of a source and is said in the options. Nothing was chosen on these rows.
+Rows say which model, how it was divided and in which numbers; what else its recipes set is the same for all rows of a
+source, but for who carries tokens to experts, which recipes name. Nothing was chosen on these rows.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ PRECISIONS = {
 #: NeMo tunes on SQuAD's questions, packed: 120 words of text each in the mean (Rajpurkar et al. 2016), about 200 tokens
 #: with question and answer.
 PACKED = ("--packed", "200")
+
+#: Precisions whose recipes of Megatron-Bridge keep weights in eight bits alone (``fp8_param_gather``).
+NARROW = ("fp8-tensorwise", "mxfp8")
+
+#: First release whose recipes in MXFP8 set ``moe_a2a_overlap``.
+OVERLAPPED_RELEASE = "26.06"
 
 #: Boards by the sources' words, with the node and how many of its boards jobs use.
 PLACES = {
@@ -129,11 +135,32 @@ def nemo_rows(path: Path, folder: Path) -> Iterator[JobRow]:
         }  # fmt: skip
         tuned = row["source"] == "bridge" and row["task"] != "pretrain"
         lora = (*(LORA if row["task"] == "lora" else ()), *(PACKED if tuned else ()))
-        # Since 2025 tokens are carried by DeepEP's kernels where experts are shared.
-        more = (*lora, "--dispatch", "deepep") if sizes["expert"] > 1 else lora
+        more = (*lora, *_carrying(row, sizes)) if sizes["expert"] > 1 else lora
+        if PRECISIONS[row["precision"]] in NARROW:
+            more = (*more, "--narrow")
         kind_of_source = "automodel" if row["source"] == "automodel" else "megatron"
         options = _options(folder, model, row["system"], row["precision"], sizes, more, kind_of_source)
         yield base(options=options)
+
+
+def _carrying(row: Mapping[str, str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """How tokens get to experts, as the recipes that NVIDIA publishes with the tables say.
+
+    Megatron-Bridge's ``workload_base_configs`` name DeepEP's or its successor's kernels (``deepep``, ``hybridep``), or
+    none: NCCL's all-to-all, which GPT-OSS takes in 16 bits unless its experts lie within a node of B300, and which jobs
+    that drop tokens need. Recipes in MXFP8 carry tokens next to another micro-batch from release 26.06 on, as do those
+    of DeepSeek-V3 whose experts lie in several nodes of B200.
+    """
+    if row["source"] == "automodel":
+        return ("--dispatch", "deepep")
+    is_oss, is_latest = "OSS" in row["model"], row["release"] >= OVERLAPPED_RELEASE
+    within_node = row["system"] == "DGX-B300" and sizes["expert"] == 8
+    if "tokendrop" in row["model"] or (is_oss and row["precision"] == "BF16" and not within_node):
+        return ("--dispatch", "nccl")
+    overlaps = row["precision"] == "MXFP8" and is_latest
+    if overlaps or (row["system"] == "DGX-B200" and sizes["expert"] > 8):
+        return ("--dispatch", "deepep", "--overlap-batches")
+    return ("--dispatch", "deepep")
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

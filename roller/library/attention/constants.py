@@ -16,6 +16,8 @@ class KernelConstants:
     # Share of the shorter of products and softmax that is not hidden behind the longer on a full unit: most of it where
     # a warp does one after the other, less where warp groups take turns (FlashAttention 3) or have one task each.
     exposed: float
+    # Rate of the products alone over that of the board's best library product, which waits for its operands at times.
+    product_share: float = 1.0
     # The same of a backward pass, where it differs.
     backward_exposed: float | None = None
     # float32 instructions per score besides its exponential: scale, maximum, sum, conversion, rescaling of the output.
@@ -59,8 +61,10 @@ class AttentionConstants:
     H100 SXM, L40S, B200), by the mean of the relative error, at most 1 per row; none belongs to a shape.
     """
 
-    # Exponentials that a unit computes per cycle, whatever the rate of its Tensor Cores (CUDA programming guide).
+    # Exponentials that a unit computes per cycle, whatever the rate of its Tensor Cores (CUDA programming guide), and
+    # on Blackwell Ultra, whose special function units take twice as many (Verda 2025, 'NVIDIA GB300 NVL72').
     exponentials: float = 16.0
+    ultra_exponentials: float = 32.0
     # Cycles between two instructions of a warp that has its scheduler for itself: each waits for the one before it.
     lone_warp: float = 2.0
     # Cycles per step for looking up where a page lies.
@@ -105,6 +109,15 @@ class AttentionConstants:
             "FlashAttention 4": KernelConstants(
                 exposed=0.317, score_instructions=1.49, mask_instructions=5.95, unit_bytes=39.7,
                 block_busy_cycles=9300.0, tail=0.23, start_cycles=3090.0, backward_share=0.7,
+            ),
+            # cuDNN 9.22 on Blackwell, with the tiles of FlashAttention 4: products run at the full rate of the unit's
+            # clock. Chosen on 16 calls each of GB200 and GB300 of its own benchmark (cudnn-frontend, April 2026: Llama
+            # 3.1 and DeepSeek-V3, 2,048 and 8,192 tokens, with and without a mask); calls of 4,096 and 16,384 tokens
+            # are 7.0 % off forward and 10.3 % backward.
+            "cuDNN, unit pairs": KernelConstants(
+                exposed=0.23, backward_exposed=0.494, product_share=1.11, score_instructions=0.3,
+                mask_instructions=5.31, unit_bytes=39.7, block_busy_cycles=4000.0, tail=0.23, start_cycles=3090.0,
+                backward_share=0.684,
             ),
             "TensorRT-LLM": KernelConstants(
                 exposed=0.335, score_instructions=1.29, mask_instructions=5.95, unit_bytes=44.4,

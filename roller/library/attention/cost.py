@@ -15,7 +15,7 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from roller.library.arrays import Floats
 from roller.library.attention.constants import AttentionConstants, KernelConstants
-from roller.library.attention.tiles import PLANNED_SEQUENCES, AttentionLaunch, Calls
+from roller.library.attention.tiles import PLANNED_SEQUENCES, ULTRA_CAPABILITIES, AttentionLaunch, Calls
 from roller.library.cache import is_flushed
 from sokoban.model.gpu.attention import power_limited
 
@@ -71,6 +71,13 @@ class Setting:
     def cycle(self) -> float:
         """Seconds of a cycle of the boost clock."""
         return 1 / self.device.clocks.boost_hz
+
+    @property
+    def exponentials(self) -> float:
+        """Exponentials of a unit in a cycle."""
+        first, end = ULTRA_CAPABILITIES
+        is_ultra = first <= (self.device.compute_capability or (0, 0)) < end
+        return self.constants.ultra_exponentials if is_ultra else self.constants.exponentials
 
     @property
     def gap(self) -> float:
@@ -183,8 +190,8 @@ def _step(calls: Calls, launch: AttentionLaunch, kernel: KernelConstants, settin
     lanes = device.peak_flops("float32") / 2 / device.unit_count / issue
     scores = tile.rows * tile.keys
     width = tile.depth + tile.value_depth
-    products = 2 * scores * width / (setting.best_flops / device.unit_count)
-    softmax = scores / constants.exponentials * setting.cycle + scores * kernel.score_instructions / lanes
+    products = 2 * scores * width / (kernel.product_share * setting.best_flops / device.unit_count)
+    softmax = scores / setting.exponentials * setting.cycle + scores * kernel.score_instructions / lanes
     loaded = tile.keys if tile.whole else np.minimum(tile.keys, calls.keys)
     return _Step(
         products=products * (BACKWARD_PRODUCTS / kernel.backward_share if setting.backward else 1.0),

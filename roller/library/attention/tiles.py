@@ -16,7 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 from hal.spec.device import DeviceSpec
 from roller.library.arrays import Bools, Floats
 
-Family = Literal["FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM", "Triton", "cuDNN"]
+Family = Literal[
+    "FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM", "Triton", "cuDNN", "cuDNN, unit pairs"
+]  # fmt: skip
+
+#: First boards whose special function units take exponentials at twice the rate, and the first without (Blackwell).
+ULTRA_CAPABILITIES = ((10, 3), (11, 0))
 
 #: Row blocks of a causal call that are looked at one by one; more are sampled evenly.
 SAMPLED_BLOCKS = 16
@@ -288,7 +293,7 @@ def _tiles_of_triton(needed: Floats) -> Tiles:
 
 
 def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
-    """FlashAttention 4 and TensorRT-LLM: two tiles of 128 rows, one for few queries or where tensor memory is full."""
+    """FlashAttention 4, cuDNN, TensorRT-LLM: two tiles of 128 rows, one for few queries or full tensor memory."""
     # Shared memory feeds the instruction in rows of 128 bytes: lengths between 64 and 128 elements cost what 128 do.
     depth = _select((needed <= 64, 64), (needed <= 128, 128), (needed <= 256, 256), (True, 512))
     packed = np.zeros(depth.shape, dtype=bool)
@@ -296,7 +301,7 @@ def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
     value_depth = np.where((needed <= LATENT_KEYS) & (calls.value_dim <= 128), np.minimum(depth, 128), depth)
     depth = np.where(value_depth < depth, LATENT_KEYS, depth)
     rows = np.where(value_depth <= 128, 256.0, 128.0)
-    if kind == "FlashAttention 4":
+    if kind in ("FlashAttention 4", "cuDNN, unit pairs"):
         rows = np.where(calls.queries > 128, rows, 128.0)
     else:
         # A decoding kernel multiplies keys by queries: the heads of a group are the short side of the instruction.
@@ -372,7 +377,7 @@ def _splits(
         few = tile.packed & (blocks < 0.8 * 2 * units)
         splits[few] = _efficient_splits(blocks[few], np.ceil(calls.keys[few] / tile.keys[few]), 2 * units)
         return splits, splits > 1
-    if kind in ("FlashAttention 4", "Triton"):
+    if kind in ("FlashAttention 4", "Triton", "cuDNN, unit pairs"):
         return np.ones(steps.shape), np.zeros(steps.shape, dtype=bool)
     if kind == "TensorRT-LLM":
         # As many blocks as one round has room for.

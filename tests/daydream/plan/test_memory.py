@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from daydream.graph.memory import MemoryKind
+from daydream.plan.costs import costs_of
 from daydream.plan.layout import Layout
 from daydream.plan.memory import rank_memory
 from hal.catalog import load_device
+from hal.node_catalog import usual_node
 
 pytestmark = pytest.mark.usefixtures("pytorch")
 
@@ -168,3 +170,11 @@ def test_narrow_layers_keep_a_byte_of_what_they_read(units_of_model: Callable[..
     assert wide_bytes - narrow_bytes == 6 * 512 * (256 + 1024)
     weights = [kept(rank_memory(each, Layout(), 0, DEVICE), MemoryKind.WEIGHTS) for each in (units, narrow)]
     assert weights[1] - weights[0] == 6 * 2 * 2 * 4 * 256 * 256
+    # Without the copies in 16 bits, what is gathered is a byte an element of them, too.
+    layout = Layout(data=4, shard="zero1", narrow=True)
+    alone = kept(rank_memory(narrow, layout, 0, DEVICE), MemoryKind.WEIGHTS)
+    assert weights[1] - alone == 6 * 2 * 4 * 256 * 256 * 2
+    node = usual_node(DEVICE)
+    plans = (replace(layout, narrow=False), layout)
+    gathered = [costs_of(narrow, each, DEVICE, node).unit_bytes(1).total for each in plans]
+    assert gathered[0] - gathered[1] == 2 * 4 * 256 * 256

@@ -136,6 +136,12 @@ def test_heads_of_a_library_model_are_divided(tmp_path: Path) -> None:
     parted = planned_units(f"hf:{path}", options, tensor=4, sequence_parallel=True)
     norm = next(each for each in parted.capture.operators if each.module >= 0 and each.name == "aten::mean")
     assert norm.outputs[0].dims == (2, 4, 1)
+    # Parts that are read where they arrive are not put next to each other: the exchanges stay, and the copies go.
+    read = planned_units(f"hf:{path}", options, tensor=4, sequence_parallel=True, in_place=True)
+    assert exchanges(read) == exchanges(parted)
+    copies = [sum(op.name == "aten::cat" for op in each.capture.operators) for each in (parted, read)]
+    gathers = [value for (name, _), value in exchanges(parted).items() if name != "all_reduce"]
+    assert copies[0] - copies[1] == sum(gathers)
 
 
 IN_BLOCK = """

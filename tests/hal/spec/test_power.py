@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hal.catalog import load_device
-from hal.spec.power import OPERANDS, settled, settled_clock
+from hal.spec.power import OPERANDS, SETTLED_EXPONENT, settled, settled_clock, with_power
 
 A100, H100, V100 = load_device("a100-sxm-80gb"), load_device("h100-sxm-80gb"), load_device("v100-pcie-16gb")
 
@@ -33,6 +33,19 @@ def test_operands_of_a_job_draw_more_than_those_of_a_benchmark() -> None:
 
 def test_a_board_that_nobody_measured_keeps_its_clock() -> None:
     assert settled_clock(V100) == 1.0 and settled(V100).clocks == V100.clocks
+
+
+def test_a_clock_that_jobs_were_seen_to_keep_counts_for_all_rates() -> None:
+    board = load_device("gb300")
+    clock = board.clocks.job_hz
+    assert clock is not None and settled_clock(board) == clock / board.clocks.boost_hz
+    job = settled(board)
+    assert job.clocks.boost_hz == pytest.approx(clock) and settled_clock(job) == pytest.approx(1.0)
+    for before, after in zip(board.matrix_instructions, job.matrix_instructions, strict=True):
+        if before.best_flops is not None:
+            assert after.best_flops == pytest.approx(before.best_flops * settled_clock(board))
+    lower = with_power(board, 0.5).clocks.job_hz
+    assert lower is not None and lower == pytest.approx(clock * 0.5**SETTLED_EXPONENT)
 
 
 def test_settling_twice_changes_a_board_by_its_operands_alone() -> None:

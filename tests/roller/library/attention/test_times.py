@@ -190,10 +190,25 @@ def test_boards_without_the_instruction_are_refused_in_one_line() -> None:
         estimate(A100, "float8_e4m3fn")
 
 
-def test_constants_are_those_of_six_families() -> None:
-    families = ["FlashAttention 2", "FlashAttention 3", "cuDNN", "FlashAttention 4", "TensorRT-LLM", "Triton"]
+def test_constants_are_those_of_seven_families() -> None:
+    families = [
+        "FlashAttention 2", "FlashAttention 3", "cuDNN", "FlashAttention 4", "cuDNN, unit pairs", "TensorRT-LLM",
+        "Triton",
+    ]  # fmt: skip
     assert list(CONSTANTS.kernels) == families
     assert CONSTANTS.reuse_full < CONSTANTS.reuse_none
+
+
+def test_blackwell_ultra_takes_exponentials_twice_as_fast() -> None:
+    slow, fast = hal.load_device("gb200"), hal.load_device("gb300")
+    shape = sizes(queries=4096, keys=4096)
+    for direction in ("forward", "backward"):
+        one, two = (
+            attention_seconds(shape, board, direction=direction, kernels="cuDNN, unit pairs") for board in (slow, fast)
+        )
+        softmax = float(two.stages["softmax"] / one.stages["softmax"])
+        assert 0.5 <= softmax < 0.6
+        assert two.kernel_seconds < one.kernel_seconds
 
 
 def measured(kind: str) -> dict[str, Any]:
