@@ -7,7 +7,7 @@ alike, so that a kernel is proved with the arguments that a user launches it wit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from codegen.bundle.records import (
 )
 from codegen.bundle.reference import ReferenceKernel
 from codegen.generators import Generator
+from codegen.launch_shape import SIZE_PARAMETER
 from codegen.tir.lowered import LoweringError, identifier
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
@@ -55,8 +56,9 @@ class BuiltLaunch:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the text's parameters: by the tensors, or by the parts that they play."""
-        return tuple(map(identifier, self.problem.parameters))
+        """Names of the text's parameters: by the tensors, or by the parts that they play; the size at launch last."""
+        size = () if self.built.launch is None else (SIZE_PARAMETER,)
+        return (*map(identifier, self.problem.parameters), *size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +105,16 @@ class LaunchFiles:
             yield LaunchFiles(f"{stem}.{generator.source_suffix}", binary, f"{stem}.schedule.json")
 
 
-def arguments_of(tensors: Sequence[Tensor]) -> tuple[Argument, ...]:
-    """Arguments of a launch: an operator's inputs in order, then its output."""
+def arguments_of(tensors: Sequence[Tensor], launched: Collection[str] = ()) -> tuple[Argument, ...]:
+    """Arguments of a launch: an operator's inputs in order, then its output; ``launched`` those whose first dimension
+    is a size that is known at launch."""
     return tuple(
         Argument(
             name=tensor.name,
             role="output" if tensor is tensors[-1] else "input",
             dtype=tensor.dtype,
             shape=tensor.caller_shape,
+            ends_at_launch=tensor.name in launched,
         )
         for tensor in tensors
     )
@@ -189,6 +193,7 @@ def _built(built: BuiltKernel, file: LaunchFiles) -> dict[str, Any]:
         "spill_bytes": built.spill_bytes,
         "architecture": built.architecture,
         "tensor_maps": built.tensor_maps,
+        "launch": built.launch,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
+from codegen.tir.bounds import Bounds
 from codegen.tir.statements import wide
 from codegen.tir.values import Expr, affine, stored_constant
 from sokoban.kernel.form import KernelForm
@@ -26,18 +27,22 @@ def padded_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
     return {axis: -(-size // tiles.get(axis, 1)) * tiles.get(axis, 1) for axis, size in form.sizes.items()}
 
 
-def read_conditions(load: Load, tensor: Tensor, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> list[Expr]:
-    """Conditions under which the indices of ``load`` are inside its tensor; ``ranges`` are axis sizes.
+def read_conditions(
+    load: Load, tensor: Tensor, axes: Mapping[str, Expr], ranges: Mapping[str, int], bounds: Bounds | None = None
+) -> list[Expr]:
+    """Conditions under which the indices of ``load`` are inside its tensor; ``ranges`` are axis sizes. Without
+    ``bounds`` it ends where its shape says.
 
     Conditions that interval algebra can prove are left out.
     """
     conditions = []
-    for index, extent in zip(load.indices, tensor.shape, strict=True):
+    for position, (index, extent) in enumerate(zip(load.indices, tensor.shape, strict=True)):
         low, high = index.bounds(ranges)
         if low < 0:
             conditions.append(affine(index, axes) >= 0)
         if high >= extent:
-            conditions.append(affine(index, axes) < extent)
+            end = extent if bounds is None else bounds.extent(tensor.name, position, extent)
+            conditions.append(affine(index, axes) < end)
     return conditions
 
 
@@ -48,7 +53,14 @@ def _reach(load: Load, tensor: Tensor, ranges: Mapping[str, int]) -> int:
     return sum(bound * stride for bound, stride in zip(bounds, strides, strict=True))
 
 
-def guarded_read(load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> Expr:
+def guarded_read(
+    load: Load,
+    tensor: Tensor,
+    source: Any,
+    axes: Mapping[str, Expr],
+    ranges: Mapping[str, int],
+    bounds: Bounds | None = None,
+) -> Expr:
     """``source[indices]`` where the indices are inside the tensor, the pad value elsewhere; ``ranges`` are axis sizes.
 
     Only the bounds that interval algebra cannot prove become conditions.
@@ -57,7 +69,7 @@ def guarded_read(load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Exp
     if _reach(load, tensor, ranges) > LARGEST_INT32:
         # Far outside of the tensor, where nothing is read, places would not fit 32 bits.
         indices = [wide(index) for index in indices]
-    conditions = read_conditions(load, tensor, axes, ranges)
+    conditions = read_conditions(load, tensor, axes, ranges, bounds)
     value = source(*(indices or [tirx.const(0, "int32")]))
     if not conditions:
         return value

@@ -32,7 +32,7 @@ from functools import cached_property
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.attention_gradient import gradient_flops
-from sokoban.kernel.kernel import Kernel
+from sokoban.kernel.kernel import Kernel, LaunchAxis
 from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
@@ -80,6 +80,7 @@ class KernelForm(Kernel):
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
         fused: pairs of a fused axis and the axes that it stands for.
         stages: forms of the kernels of a ``sequence``, in order.
+        launch_axis: the axis whose size is known at launch, which has the largest; None where all sizes are known.
     """
 
     source: TensorExpr
@@ -89,6 +90,7 @@ class KernelForm(Kernel):
     final: Statement
     fused: tuple[tuple[str, tuple[str, ...]], ...]
     stages: tuple[KernelForm, ...] = ()
+    launch_axis: LaunchAxis | None = None
 
     #: A compiler writes its text, which has no narrow floats in OpenCL C.
     KEEPS_NARROW_FLOATS = False
@@ -111,6 +113,12 @@ class KernelForm(Kernel):
     def widened(self) -> KernelForm:
         """The operator with narrower floats in float32."""
         return replace(self, expr=replace(self.expr, tensors=widened_tensors(self.expr.tensors)))
+
+    def launched(self, axis: str) -> KernelForm:
+        """The kernel with the size of one of the author's axes known at launch."""
+        fused = next(((name, parts) for name, parts in self.fused if axis in parts), (axis, (axis,)))
+        elements = math.prod(self.source.sizes[part] for part in fused[1] if part != axis)
+        return replace(self, launch_axis=LaunchAxis(fused[0], elements))
 
     def statement_text(self) -> str:
         """Computation of the kernel, as the expression language writes it."""

@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dty
 from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
+from sokoban.language.launch_size import taken_out, with_launch_size
 from sokoban.language.layers import is_layer
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
@@ -80,6 +81,23 @@ def operator_from_data(data: object) -> TensorExpr:
     """
     if not isinstance(data, dict):
         raise InputError("", f"expected an object, got {_json_type(data)}", 'write {"op": ...} or {"expr": ...}')
+    data, at_launch = taken_out(data)
+    expr = _from_data(data)
+    for path, value in at_launch.items():
+        key = path.removeprefix("sizes.")
+        expr = with_launch_size(expr, path, value, lambda size: _axis_sizes(data, path, key, size))
+    return expr
+
+
+def _axis_sizes(data: dict[str, Any], path: str, key: str, size: int) -> Mapping[str, int]:
+    """Sizes of an operator's axes with another size by a key."""
+    if path != key:
+        return {**data["sizes"], key: size}
+    return _convert({**data, key: size}, NAMED_OPERATORS[data["op"]]).program().sizes
+
+
+def _from_data(data: dict[str, Any]) -> TensorExpr:
+    """One JSON object whose sizes are all numbers -> its expression."""
     if ("op" in data) == ("expr" in data):
         problem = "has both op and expr" if "op" in data else "has neither op nor expr"
         raise InputError("", problem, 'write {"op": ...} or {"expr": ...}')

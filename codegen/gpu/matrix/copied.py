@@ -134,11 +134,11 @@ class CopiedProduct(ProductKernel):
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
             offset = self.place(load, stage, row, column)
             if size not in COPY_BYTES:
-                value = guarded_read(load, tensor, self.source(load), axes, ranges)
+                value = guarded_read(load, tensor, self.source(load), axes, ranges, self.plan.bounds)
                 self.call("store_shared", self.shared.data, offset, value)
                 return
             source = T.address_of(self.block.buffers[load.tensor][[affine(index, axes) for index in load.indices]])
-            conditions = read_conditions(load, tensor, axes, ranges)
+            conditions = read_conditions(load, tensor, axes, ranges, self.plan.bounds)
             if conditions:
                 inside = tirx.all(*conditions)
                 self.call(f"copy_async_{size}_guarded", self.shared.data, offset, source, inside)

@@ -160,7 +160,8 @@ class WmmaKernel(ProductKernel):
 
         def copy(row: Expr, column: Expr) -> None:
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
-            value = guarded_read(load, tensor, self.source(load), axes, {**self.form.sizes, **self.plan.padded})
+            sizes = {**self.form.sizes, **self.plan.padded}
+            value = guarded_read(load, tensor, self.source(load), axes, sizes, self.plan.bounds)
             T.buffer_store(shared, value, [row * (width + padding) + column])
 
         self.share_out(self.tile[outer], width, self.fetch_width(load), copy)
