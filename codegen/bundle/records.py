@@ -74,6 +74,7 @@ class VerificationRecord:
         checks: what the engine looked at.
         seeds: of the orders in which threads, warps and blocks ran, where the engine draws those.
         needless: barriers, waits and fences that ordered nothing.
+        sizes: that are known at launch, for each of which it ran; empty where all sizes are known.
     """
 
     passed: bool
@@ -86,6 +87,7 @@ class VerificationRecord:
     checks: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     needless: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

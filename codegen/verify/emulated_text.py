@@ -57,7 +57,7 @@ class EmulatedKernel:
         text = _CUDA_INCLUDE.sub("", self.source)
         text = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)emulator_dynamic_shared;", text)
         arguments = [
-            _map_argument(position, self.maps[position])
+            _map_argument(position, self.maps[position], self.names)
             if position in self.maps
             else f"*(int*)arguments[{position}]"
             if kind == "int"
@@ -81,9 +81,13 @@ class EmulatedKernel:
         return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
 
-def _map_argument(position: int, tensor_map: TensorMap) -> str:
-    """The argument of a parameter that is a tensor map, both shapes from the innermost dimension on."""
-    shapes = (", ".join(map(str, reversed(shape))) for shape in (tensor_map.shape, tensor_map.box))
+def _map_argument(position: int, tensor_map: TensorMap, names: Sequence[str]) -> str:
+    """The argument of a parameter that is a tensor map, both shapes from the innermost dimension on; the parameters'
+    ``names`` say where the size is that is known at launch."""
+    ends: list[object] = list(tensor_map.shape)
+    if tensor_map.launch_elements:
+        ends[0] = f"*(int*)arguments[{names.index(SIZE_PARAMETER)}] * {tensor_map.launch_elements}"
+    shapes = (", ".join(map(str, reversed(shape))) for shape in (ends, tensor_map.box))
     described = ", ".join(f"{{{shape}}}" for shape in shapes)
     start = f"(const unsigned char*)arguments[{position}]"
     rounds = "true" if tensor_map.dtype == "tfloat32" else "false"

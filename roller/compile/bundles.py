@@ -142,6 +142,7 @@ def _verification(checked: Verification | None) -> VerificationRecord | None:
         checks=checked.checks,
         seeds=checked.seeds,
         needless=checked.needless,
+        sizes=checked.sizes,
     )
 
 

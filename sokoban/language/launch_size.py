@@ -99,6 +99,8 @@ def _place_problem(expr: TensorExpr, axis: str) -> str:
             return f"{axis} is not the first dimension of {statement.tensor}"
     if axis not in expr.statements[-1].axes:
         return f"{expr.output.name} has no {axis}"
+    if not any(axis in _axes_of(expr, tensor) for tensor in expr.inputs):
+        return f"no input has {axis}"
     for tensor in (*expr.inputs, expr.output):
         if axis in _axes_of(expr, tensor) and tensor.caller_shape[0] != tensor.shape[0]:
             return f"{axis} is not the first dimension of {tensor.name} as callers shape it"

@@ -185,7 +185,7 @@ class _BulkKernel:
     def _count(self, axis: str) -> str:
         """Tiles along an axis, as the text has it."""
         launch = self.form.launch_axis
-        return str(self.tiles[axis]) if launch is None or axis != launch.name else f"{_origin(axis)}_tiles"
+        return str(self.tiles[axis]) if launch is None or axis != launch.name else f"tiles_{identifier(axis)}"
 
     @property
     def is_persistent(self) -> bool:
