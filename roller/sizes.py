@@ -7,9 +7,10 @@ within :data:`NEAR` of the best of all; boundaries are then looked for in small 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations_with_replacement
 from typing import cast
 
 import numpy as np
@@ -35,23 +36,27 @@ from sokoban.search.search import SearchResult, search
 
 #: How much longer than the best kernel of a size the one that is launched for it may be expected to take, as long as so
 #: many kernels are enough for that.
-NEAR = ((1.04, 8), (1.06, 10), (1.08, 12), (1.15, 12), (1.3, 12), (np.inf, 12))
+NEAR = ((1.04, 8), (1.06, 8), (1.08, 10), (1.085, 16), (1.15, 16), (np.inf, 16))
 
 #: How much slower a kernel may be than another of those chosen before that one takes its place: every boundary fewer is
 #: a branch fewer.
 STAYS = 1.01
 
-#: From one size to the next: of those whose programs are candidates, and of those that candidates are priced at.
-FOUND_RATIO, PRICED_RATIO = 1.5, 1.12
+#: From one size to the next: of those that are searched for, and of those that candidates are priced at.
+SEARCHED_RATIO, PRICED_RATIO = 1.5, 1.12
+
+#: Sizes whose programs are constructed: these numbers by all powers of two, since the tiles that divide a size are most
+#: often the best for it.
+FOUND_FACTORS = (1, 3, 5, 7, 9, 11, 13, 25)
 
 #: Programs of one kernel that are candidates, by size; and of several.
-PROGRAMS, CHAINS = 4, 2
+PROGRAMS, CHAINS = 4, 3
 
 #: Chains are priced at sizes up to so many times the one that they were found for: slices are for few blocks.
 CHAIN_REACH = 4
 
 #: Steps of sizes in which boundaries are looked for: up to the first number by the second.
-STEPS = ((16, 1), (2048, 16), (16384, 64), (2**31, 512))
+STEPS = ((64, 1), (256, 8), (2048, 16), (16384, 64), (2**31, 512))
 
 #: What looks for programs of a form by enumeration, if anything does; the result may be worked out elsewhere.
 Searches = Callable[[KernelForm], Callable[[], SearchResult]]
@@ -173,6 +178,7 @@ class SizedPrograms:
         expr: the operator, one of whose sizes is known at launch.
         device: where it runs.
         candidates: all kernels that compete.
+        last: the programs of the largest size.
         refused: those that turned out wrong, or cannot be built.
         factors: how much longer than priced a candidate takes as it was compiled.
     """
@@ -180,6 +186,7 @@ class SizedPrograms:
     expr: TensorExpr
     device: DeviceSpec
     candidates: tuple[Candidate, ...]
+    last: Programs
     refused: set[Candidate] = field(default_factory=set)
     factors: dict[Candidate, float] = field(default_factory=dict)
 
@@ -203,19 +210,14 @@ class SizedPrograms:
         Raises:
             InputError: kernels of the operator, or on the device, have all sizes as numbers.
         """
+        SizedPrograms.check(expr, device)
         size = _size_of(expr)
-        form = kernel_form(at_size(expr, _at_least_two(size, size.most)))
-        if form.is_composed:
-            raise InputError(expr.name, "takes several kernels, whose sizes are all numbers", f"give {size.axis} one")
-        if device.code_generator not in ("cuda", "cuda-source"):
-            problem = f"kernels of {device.name} have no size that is known at launch"
-            raise InputError(expr.name, problem, f"give {size.axis} a number, or compile for a GPU of NVIDIA's")
         constructs, needs_search = finders(device, method)
         begin = searches or _search_here(device)
-        sizes = [each for each in size_grid(size, FOUND_RATIO) if each > 1 or size.most == 1]
-        fixed = [1] if size.multiple == 1 and size.most > 1 else []
-        forms = {each: kernel_form(at_size(expr, each)) for each in (*fixed, *sizes)}
-        searched = {each: begin(form) for each, form in forms.items()} if needs_search else {}
+        fixed = [1] if size.multiple == 1 else []
+        forms = {each: kernel_form(at_size(expr, each)) for each in sorted({*fixed, *_found_sizes(size)})}
+        coarse = {*fixed, *size_grid(size, SEARCHED_RATIO)} if needs_search else set()
+        searched = {each: begin(form) for each, form in forms.items() if each in coarse or not constructs}
         candidates = []
         for each, form in forms.items():
             programs = Programs.of(
@@ -226,7 +228,18 @@ class SizedPrograms:
             chosen: list[Program] = [*programs.direct[:PROGRAMS]] if "direct" in algorithms else []
             chosen += programs.chains[:CHAINS]
             candidates += [Candidate(program, each, each if each in fixed else None) for program in chosen]
-        return SizedPrograms(expr, device, tuple(_each_once(candidates)))
+        return SizedPrograms(expr, device, tuple(_each_once(candidates)), programs)
+
+    @staticmethod
+    def check(expr: TensorExpr, device: DeviceSpec) -> None:
+        """Raises InputError where kernels of an operator, or on a device, have all sizes as numbers."""
+        size = _size_of(expr)
+        form = kernel_form(at_size(expr, _at_least_two(size, size.most)))
+        if form.is_composed:
+            raise InputError(expr.name, "takes several kernels, whose sizes are all numbers", f"give {size.axis} one")
+        if device.code_generator not in ("cuda", "cuda-source"):
+            problem = f"kernels of {device.name} have no size that is known at launch"
+            raise InputError(expr.name, problem, f"give {size.axis} a number, or compile for a GPU of NVIDIA's")
 
     @property
     def size(self) -> LaunchSize:
@@ -234,7 +247,7 @@ class SizedPrograms:
         return _size_of(self.expr)
 
     @cached_property
-    def _known(self) -> dict[int, NDArray[np.float64]]:
+    def _known(self) -> dict[tuple[int, int], float]:
         return {}
 
     @cached_property
@@ -248,29 +261,38 @@ class SizedPrograms:
             self._forms[size] = kernel_form(at_size(self.expr, size))
         return self._forms[size]
 
-    def prices(self, size: int) -> NDArray[np.float64]:
-        """Expected seconds of every candidate for a size; infinite where it is for others or was refused."""
-        if size not in self._known:
-            self._known[size] = self._priced(size)
-        factors = [self.factors.get(each, 1.0) if each not in self.refused else np.inf for each in self.candidates]
-        return self._known[size] * np.array(factors)
+    def prices(self, size: int, positions: Sequence[int] | None = None) -> NDArray[np.float64]:
+        """Expected seconds of candidates for a size, all of them by default; infinite where one is for others or was
+        refused."""
+        wanted = range(len(self.candidates)) if positions is None else positions
+        missing = [position for position in wanted if (size, position) not in self._known]
+        if missing:
+            self._known.update({(size, position): seconds for position, seconds in self._priced(size, missing)})
+        candidates = [self.candidates[position] for position in wanted]
+        factors = [np.inf if each in self.refused else self.factors.get(each, 1.0) for each in candidates]
+        return np.array([self._known[size, position] for position in wanted]) * np.array(factors)
 
-    def _priced(self, size: int) -> NDArray[np.float64]:
-        form, seconds = self.form_at(size), np.full(len(self.candidates), np.inf)
-        tiles: list[int] = []
-        for position, candidate in enumerate(self.candidates):
+    def _priced(self, size: int, positions: Sequence[int]) -> Iterator[tuple[int, float]]:
+        """Positions of candidates, and what they take for a size; those of one structure are priced together."""
+        form = self.form_at(size)
+        together: dict[object, list[int]] = {}
+        for position in positions:
+            candidate, seconds = self.candidates[position], np.inf
             if candidate.only is not None:
-                seconds[position] = candidate.program.estimate.seconds if candidate.only == size else np.inf
+                yield position, candidate.program.estimate.seconds if candidate.only == size else seconds
             elif size > candidate.most or _structure(candidate.program.form) != _structure(form):
-                continue
-            elif isinstance(candidate.program, RProgram):
-                tiles.append(position)
+                yield position, seconds
             else:
-                seconds[position] = candidate.on(form, self.device).estimate.seconds
-        if tiles:
-            schedules = [cast(RProgram, self.candidates[position].program).schedule for position in tiles]
-            seconds[tiles] = estimate_schedules(form, self.device, schedules).seconds
-        return seconds
+                together.setdefault(getattr(candidate.program, "split", None), []).append(position)
+        for split, group in together.items():
+            problems = (form,) if split is None else split.problems(form)
+            kernels = [self.candidates[position].program.parts for position in group]
+            total = sum(
+                estimate_schedules(problem, self.device, [cast(TileSchedule, parts[number].schedule) for parts in kernels])
+                .seconds
+                for number, problem in enumerate(problems)
+            )
+            yield from zip(group, np.asarray(total).tolist(), strict=True)
 
     # ---- the rule
 
@@ -312,8 +334,7 @@ class SizedPrograms:
     def _ranged(self, chosen: Sequence[int]) -> SizeRule:
         """Boundaries between chosen candidates: a kernel stays as long as it is near the best of them."""
         sizes = fine_sizes(self.size)
-        subset = np.array(chosen)
-        prices = np.stack([self.prices(size)[subset] for size in sizes], axis=1)
+        prices = np.stack([self.prices(size, chosen) for size in sizes], axis=1)
         near = prices <= STAYS * prices.min(axis=0)
         picked: list[int] = []
         for column in range(len(sizes)):
@@ -396,11 +417,29 @@ def _cover(near: NDArray[np.bool_], ratios: NDArray[np.float64]) -> list[int]:
         best = int(np.lexsort((nearness, -counts))[0])
         chosen.append(best)
         left &= ~near[best]
-    for row in list(chosen):
-        others = [each for each in chosen if each != row]
-        if others and near[others].any(axis=0).all():
-            chosen = others
+    while (fewer := _one_fewer(near, chosen)) is not None:
+        chosen = fewer
     return chosen
+
+
+def _one_fewer(near: NDArray[np.bool_], chosen: Sequence[int]) -> list[int] | None:
+    """A cover with one row in place of two others, or of one; None where there is none."""
+    for first, second in combinations_with_replacement(chosen, 2):
+        others = [row for row in chosen if row not in (first, second)]
+        needed = ~near[others].any(axis=0)
+        if not needed.any():
+            return others
+        instead = np.flatnonzero(near[:, needed].all(axis=1)) if first != second else []
+        if len(instead):
+            return [*others, int(instead[0])]
+    return None
+
+
+def _found_sizes(size: LaunchSize) -> set[int]:
+    """Sizes whose programs are candidates, all of two elements at least."""
+    factors = {factor << power for factor in FOUND_FACTORS for power in range(size.most.bit_length())}
+    sizes = {count * size.multiple for count in factors if count * size.multiple <= size.most}
+    return {each for each in (*sizes, *size_grid(size, SEARCHED_RATIO)) if each > 1}
 
 
 def _run(near: NDArray[np.bool_]) -> int:

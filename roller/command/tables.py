@@ -19,7 +19,8 @@ from hal.spec.numbers import leaves, source_of
 from hal.support.tables import new_table, print_line, print_table
 from roller.algorithms import DIRECT
 from roller.command.known import KnownOperator, print_kernels, record_json
-from roller.compile.pipeline import CompiledOperator, RankedKernel
+from roller.compile.pipeline import CompiledOperator
+from roller.compile.ranked import RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
 
