@@ -36,11 +36,11 @@ from sokoban.search.search import SearchResult, search
 
 #: How much longer than the best kernel of a size the one that is launched for it may be expected to take, as long as so
 #: many kernels are enough for that.
-NEAR = ((1.04, 8), (1.06, 8), (1.08, 10), (1.085, 16), (1.15, 16), (np.inf, 16))
+NEAR = ((1.05, 6), (1.07, 8), (1.075, 16), (1.15, 16), (np.inf, 16))
 
 #: How much slower a kernel may be than another of those chosen before that one takes its place: every boundary fewer is
 #: a branch fewer.
-STAYS = 1.01
+STAYS = 1.02
 
 #: From one size to the next: of those that are searched for, and of those that candidates are priced at.
 SEARCHED_RATIO, PRICED_RATIO = 1.5, 1.12

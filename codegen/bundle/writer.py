@@ -139,9 +139,9 @@ def kernel_record(rank: int, build: BuiltRank, arguments: Sequence[Argument], ge
     return KernelRecord(
         rank=rank,
         **_built(launch.built, file),
-        seconds=_rounded(build.seconds),
+        seconds=rounded(build.seconds),
         bound=build.bound,
-        stage_seconds={name: _rounded(value) for name, value in build.stage_seconds.items()},
+        stage_seconds={name: rounded(value) for name, value in build.stage_seconds.items()},
         tiles=dict(build.tiles),
         policy=build.policy,
         verified=True if verification is not None and verification.passed else None,
@@ -172,7 +172,7 @@ def _launch_record(launch: BuiltLaunch, file: LaunchFiles) -> LaunchRecord:
     return LaunchRecord(
         label=launch.label,
         **_built(launch.built, file),
-        seconds=_rounded(launch.seconds),
+        seconds=rounded(launch.seconds),
         bound=launch.bound,
         tensors=launch.tensors,
     )
@@ -219,10 +219,10 @@ def _check_signature(launch: BuiltLaunch, source: str) -> None:
             raise LoweringError(f"{launch.built.entry}: the text takes {signature}, not {launch.parameters}")
 
 
-def _rounded(seconds: float) -> float:
+def rounded(seconds: float) -> float:
     """Six significant digits: enough for any estimate, and the same on every machine.
 
-    >>> _rounded(1.23456789e-6)
+    >>> rounded(1.23456789e-6)
     1.23457e-06
     """
     return float(f"{seconds:.6g}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.built import BuiltKernel
 from codegen.bundle.records import SizeRecord
+from codegen.bundle.writer import rounded
 from codegen.compile.build import build_kernel, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltProgram
 from codegen.target import Target
@@ -64,7 +65,11 @@ class SizedKernels:
     def record(self) -> SizeRecord:
         """What the manifest says of the size."""
         size = self.programs.size
-        return SizeRecord(axis=size.axis, multiple=size.multiple, ranges=self.rule.ranges)
+        ranges = tuple(
+            replace(each, seconds=rounded(each.seconds), best_seconds=rounded(each.best_seconds))
+            for each in self.rule.ranges
+        )
+        return SizeRecord(axis=size.axis, multiple=size.multiple, ranges=ranges)
 
 
 def searches_in(pool: Executor, device: DeviceSpec) -> Callable[[KernelForm], Callable[[], SearchResult]]:
