@@ -1,7 +1,7 @@
-"""Kernels of an operator one of whose sizes is known at launch: a few of them, and which is launched for which size.
+"""Kernels of an operator one of whose sizes is known at launch, a few of them, and which is for which size.
 
-Candidates are the best programs of many sizes. Each is priced by RATIONAL at all sizes of a grid, as it would run there:
-with its tiles, however few of the last one's rows exist. The smallest set is chosen that has for every size a kernel
+Candidates are the best programs of many sizes. Each is priced by RATIONAL at all sizes of a grid, as it would run
+there: with its tiles, however few of the last one's rows exist. A small set is chosen that has for every size a kernel
 within :data:`NEAR` of the best of all; boundaries are then looked for in small steps.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from codegen.verify.sizes import SizesCheck, sizes_to_run
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS, ChainProgram
+from roller.algorithms.chain import Split
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart, RProgram
 from roller.programs import Programs, finders
@@ -36,11 +37,11 @@ from sokoban.search.search import SearchResult, search
 
 #: How much longer than the best kernel of a size the one that is launched for it may be expected to take, as long as so
 #: many kernels are enough for that.
-NEAR = ((1.05, 6), (1.07, 8), (1.075, 16), (1.15, 16), (np.inf, 16))
+NEAR = ((1.05, 6), (1.07, 8), (1.08, 12), (1.085, 16), (1.1, 16), (1.15, 16), (np.inf, 16))
 
 #: How much slower a kernel may be than another of those chosen before that one takes its place: every boundary fewer is
 #: a branch fewer.
-STAYS = 1.02
+STAYS = 1.01
 
 #: From one size to the next: of those that are searched for, and of those that candidates are priced at.
 SEARCHED_RATIO, PRICED_RATIO = 1.5, 1.12
@@ -54,6 +55,9 @@ PROGRAMS, CHAINS = 4, 3
 
 #: Chains are priced at sizes up to so many times the one that they were found for: slices are for few blocks.
 CHAIN_REACH = 4
+
+#: Sizes up to which the rule is held against the best candidate at each of :data:`STEPS`.
+ALL_LOOKED_AT = 256
 
 #: Steps of sizes in which boundaries are looked for: up to the first number by the second.
 STEPS = ((64, 1), (256, 8), (2048, 16), (16384, 64), (2**31, 512))
@@ -95,9 +99,7 @@ class Candidate:
 
 def _part(problem: KernelForm, part: ProgramPart, device: DeviceSpec) -> ProgramPart:
     estimate = estimate_schedules(problem, device, [cast(TileSchedule, part.schedule)]).row(0)
-    return part._replace(problem=problem, estimate=estimate) if hasattr(part, "_replace") else replace(
-        part, problem=problem, estimate=estimate
-    )
+    return replace(part, problem=problem, estimate=estimate)
 
 
 @dataclass(frozen=True)
@@ -285,11 +287,12 @@ class SizedPrograms:
             else:
                 together.setdefault(getattr(candidate.program, "split", None), []).append(position)
         for split, group in together.items():
-            problems = (form,) if split is None else split.problems(form)
+            problems = (form,) if split is None else cast(Split[Any], split).problems(form)
             kernels = [self.candidates[position].program.parts for position in group]
             total = sum(
-                estimate_schedules(problem, self.device, [cast(TileSchedule, parts[number].schedule) for parts in kernels])
-                .seconds
+                estimate_schedules(
+                    problem, self.device, [cast(TileSchedule, parts[number].schedule) for parts in kernels]
+                ).seconds
                 for number, problem in enumerate(problems)
             )
             yield from zip(group, np.asarray(total).tolist(), strict=True)
@@ -306,9 +309,10 @@ class SizedPrograms:
         while True:
             chosen = self._chosen(grid)
             rule = self._ranged(chosen)
-            # What lies between the sizes of the grid is looked at where the rule has its boundaries.
-            ends = {end for each in rule.ranges for end in (each.first, each.last)} - set(grid)
-            missed = [end for end in ends if self._is_missed(rule, end)]
+            # Between the sizes of the grid those are looked at where the rule has its boundaries, and all small ones.
+            ends = {end for each in rule.ranges for end in (each.first, each.last)}
+            ends |= {each for each in fine_sizes(self.size) if each <= ALL_LOOKED_AT}
+            missed = [end for end in ends - set(grid) if self._is_missed(rule, end)]
             if not missed or len(grid) > 400:
                 return rule
             grid = sorted({*grid, *missed})
@@ -408,7 +412,7 @@ def _each_once(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _cover(near: NDArray[np.bool_], ratios: NDArray[np.float64]) -> list[int]:
-    """Rows that together are near in every column, as few as a greedy choice finds; of equals the one that is nearer."""
+    """Rows that together are near in every column, as few as a greedy choice finds; of equals the nearer one."""
     chosen: list[int] = []
     left = np.ones(near.shape[1], np.bool_)
     while left.any():
@@ -429,9 +433,9 @@ def _one_fewer(near: NDArray[np.bool_], chosen: Sequence[int]) -> list[int] | No
         needed = ~near[others].any(axis=0)
         if not needed.any():
             return others
-        instead = np.flatnonzero(near[:, needed].all(axis=1)) if first != second else []
-        if len(instead):
-            return [*others, int(instead[0])]
+        instead = np.flatnonzero(near[:, needed].all(axis=1)).tolist() if first != second else []
+        if instead:
+            return [*others, instead[0]]
     return None
 
 
@@ -475,3 +479,33 @@ def fine_sizes(size: LaunchSize) -> list[int]:
             last = min((last // step + 1) * step, size.most)
             sizes.append(last)
     return sizes
+
+
+def explained(programs: SizedPrograms, rule: SizeRule) -> list[str]:
+    """Lines that say which kernel is for which sizes, how far each is from the best, what another would take."""
+    size, lines = programs.size, []
+    names = [_name(choice) for choice in rule.choices]
+    lines.append(
+        f"{programs.expr.name} on {programs.device.title}: {len(programs.candidates)} programs of many {size.axis} "
+        f"priced at every {size.axis}, {len(names)} chosen"
+    )
+    lines += [f"kernel {rank}: {name}" for rank, name in enumerate(names, start=1)]
+    positions = [programs.candidates.index(choice.candidate) for choice in rule.choices]
+    for each in rule.ranges:
+        seconds = programs.prices(each.last, positions)
+        others = [(float(seconds[row]), row) for row in range(len(names)) if row != each.rank - 1]
+        line = f"{size.axis} = {each.first} to {each.last}: kernel {each.rank}, {each.seconds * 1e6:.1f} µs"
+        if each.seconds > 1.001 * each.best_seconds:
+            line += f", {each.seconds / each.best_seconds - 1:.1%} more than the best of all"
+        if others and np.isfinite(min(others)[0]):
+            line += f"; kernel {min(others)[1] + 1} would take {min(others)[0] * 1e6:.1f} µs"
+        lines.append(line)
+    return lines
+
+
+def _name(choice: Choice) -> str:
+    """A kernel in words: its tile, who found it, and for which size."""
+    schedule = cast(TileSchedule, choice.priced.main.schedule)
+    tile = " ".join(f"{axis}={extent}" for axis, extent in schedule.block)
+    found = f"{choice.priced.policy}, for {choice.candidate.found_at}"
+    return f"{tile} ({found})" if choice.candidate.only is None else f"{tile} ({found} alone)"

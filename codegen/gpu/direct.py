@@ -21,7 +21,7 @@ from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.statements import named
-from codegen.tir.values import Expr, evaluate, remainder
+from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name

@@ -20,8 +20,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.tir.function import parameter, written
 from codegen.tir.bounds import Bounds
+from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import guarded_read, padded_sizes
@@ -199,7 +199,8 @@ class _RowsLowering:
         exists = [row[axis] < self.bounds.size(axis) for axis in padded]
         # A row that does not exist is computed as the last one that does, and never stored.
         self.row = {
-            axis: tirx.min(place, self.bounds.size(axis) - 1) if axis in padded else place for axis, place in row.items()
+            axis: tirx.min(place, self.bounds.size(axis) - 1) if axis in padded else place
+            for axis, place in row.items()
         }
         self.unread = set(self.plan.kept)
         for position, statement in enumerate(form.reductions):

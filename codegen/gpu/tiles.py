@@ -120,7 +120,10 @@ class _ExpressionWriter:
             value = evaluate(form.final.value, axes, read, form.expr.final_dtype)
             return value.astype(form.expr.output.dtype)
 
-        shape = [self.bounds.size(axis) if extent > 1 else extent for axis, extent in zip(form.final.axes, form.expr.output.shape, strict=True)]
+        shape = [
+            self.bounds.size(axis) if extent > 1 else extent
+            for axis, extent in zip(form.final.axes, form.expr.output.shape, strict=True)
+        ]
         output = te.compute(shape, store, name=self.store_name)
         return _Expressions(
             arguments=(*self.sources.values(), output),

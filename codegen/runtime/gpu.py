@@ -71,8 +71,8 @@ class LoadedKernel:
     streams: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def launch(self, pointers: Sequence[int], output_bytes: int, at_size: int | None = None) -> None:
-        """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last. ``at_size`` is the
-        size that is known at launch, where there is one."""
+        """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last. ``at_size``
+        is the size that is known at launch, where there is one."""
         addresses = dict(zip(self.arguments, pointers, strict=True))
         addresses |= {name: array.data.ptr for name, array in self.workspace().items()}
         for step, function in self.steps:
@@ -83,8 +83,10 @@ class LoadedKernel:
                 cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
             maps = {seen.tensor: seen.at(at_size) for seen in step.tensor_maps}
             bound = zip(step.tensors, step.bind(addresses), strict=True)
-            parameters = tuple(encoded(maps[name], address) if name in maps else address for name, address in bound)
-            if step.launch is not None:
+            parameters: tuple[Any, ...] = tuple(
+                encoded(maps[name], address) if name in maps else address for name, address in bound
+            )
+            if step.launch is not None and at_size is not None:
                 parameters = (*parameters, np.int32(at_size))
             function(step.grid_at(at_size), step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
@@ -213,8 +215,8 @@ class GpuOperator(BundleOperator):
         return self.size_of([tuple(getattr(tensor, "shape", ())) for tensor in tensors])
 
     def on_device(self, device: int, kernel: KernelRecord | None = None) -> LoadedKernel:
-        """A kernel on a GPU, by default that of the operator, loaded when it is first needed there; a warning says where
-        NVRTC stood in."""
+        """A kernel on a GPU, by default that of the operator, loaded when it is first needed there; a warning says
+        where NVRTC stood in."""
         kernel = kernel or self.kernel
         if (device, kernel.rank) not in self.loaded:
             loaded = load_kernel(self.bundle, kernel, device)

@@ -99,9 +99,7 @@ def verify_sizes(
             return verdict(passed=False, relative_error=figure, reason=f"{check.axis} = {size}: {reason}")
         worst = max(worst, figure or 0.0)
         needless.append(set(places))
-    return verdict(
-        passed=True, relative_error=worst, reason="", needless=tuple(sorted(set.intersection(*needless)))
-    )
+    return verdict(passed=True, relative_error=worst, reason="", needless=tuple(sorted(set.intersection(*needless))))
 
 
 def _trial(check: SizesCheck, target: Target) -> Trial:
@@ -171,4 +169,3 @@ def _with_elements(tensor: Tensor, of_size: Mapping[str, Tensor]) -> Tensor:
     """A kernel's tensor with as many elements as the operator's has for a size; one of the workspace as it is."""
     whole = of_size.get(tensor.name)
     return tensor if whole is None else replace(whole, dtype=tensor.dtype)
-

@@ -21,9 +21,9 @@ from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS
-from roller.construct.construct import construct
 from roller.compile.ranked import RankedKernel, StruckOut, entry_name
 from roller.compile.sized import check_of, searches_in, sized_kernels
+from roller.construct.construct import construct
 from roller.construct.program import Program
 from roller.programs import Programs, find_programs, finders, form_on
 from roller.sizes import SizedPrograms

@@ -180,4 +180,3 @@ def _finished(
         return kernel
     programs.refused.add(candidate)
     return None
-

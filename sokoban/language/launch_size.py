@@ -18,6 +18,7 @@ from sokoban.language.expression import Axis, LaunchSize, Load, Tensor, TensorEx
 #: Keys of a size that is known at launch.
 MOST_KEY, MULTIPLE_KEY = "up to", "multiple"
 
+
 def taken_out(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """JSON data of an operator with the largest size in place of sizes that are known at launch, and these by the path
     of their key: ``m``, ``sizes.m``.

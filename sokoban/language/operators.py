@@ -13,6 +13,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,13 +85,13 @@ def operator_from_data(data: object) -> TensorExpr:
     data, at_launch = taken_out(data)
     expr = _from_data(data)
     for path, value in at_launch.items():
-        key = path.removeprefix("sizes.")
-        expr = with_launch_size(expr, path, value, lambda size: _axis_sizes(data, path, key, size))
+        expr = with_launch_size(expr, path, value, partial(_axis_sizes, data, path))
     return expr
 
 
-def _axis_sizes(data: dict[str, Any], path: str, key: str, size: int) -> Mapping[str, int]:
+def _axis_sizes(data: dict[str, Any], path: str, size: int) -> Mapping[str, int]:
     """Sizes of an operator's axes with another size by a key."""
+    key = path.removeprefix("sizes.")
     if path != key:
         return {**data["sizes"], key: size}
     return _convert({**data, key: size}, NAMED_OPERATORS[data["op"]]).program().sizes
