@@ -289,13 +289,11 @@ class SizedPrograms:
         for split, group in together.items():
             problems = (form,) if split is None else cast(Split[Any], split).problems(form)
             kernels = [self.candidates[position].program.parts for position in group]
-            total = sum(
-                estimate_schedules(
-                    problem, self.device, [cast(TileSchedule, parts[number].schedule) for parts in kernels]
-                ).seconds
-                for number, problem in enumerate(problems)
-            )
-            yield from zip(group, np.asarray(total).tolist(), strict=True)
+            total = np.zeros(len(group))
+            for number, problem in enumerate(problems):
+                schedules = [cast(TileSchedule, parts[number].schedule) for parts in kernels]
+                total += estimate_schedules(cast(KernelForm, problem), self.device, schedules).seconds
+            yield from zip(group, total.tolist(), strict=True)
 
     # ---- the rule
 

@@ -21,11 +21,11 @@ import msgspec
 from msgspec import Struct
 
 from hal.support.errors import InputError
-from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.checks import MAX_AXIS_SIZE, MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
 from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
-from sokoban.language.launch_size import taken_out, with_launch_size
+from sokoban.language.launch_size import MOST_KEY, MULTIPLE_KEY, taken_out, with_launch_size
 from sokoban.language.layers import is_layer
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
@@ -355,6 +355,27 @@ def _decode(text: bytes, source_name: str) -> object:
         raise InputError(source_name, f"broken JSON at line {line}, column {column}: {problem}") from None
 
 
+#: A size as a JSON Schema: a number, and what may stand in its place.
+_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_AXIS_SIZE}
+_LAUNCH_SIZE = {
+    "title": "Size that is known at launch",
+    "type": "object",
+    "properties": {MOST_KEY: _SIZE, MULTIPLE_KEY: {**_SIZE, "default": 1}},
+    "required": [MOST_KEY],
+    "additionalProperties": False,
+}
+
+
+def _allow_launch_sizes(components: dict[str, Any]) -> None:
+    """Sizes of named operators, and those of axes, may be known at launch."""
+    either = {"anyOf": [_SIZE, {"$ref": "#/$defs/LaunchSize"}]}
+    for operator in NAMED_OPERATORS.values():
+        properties = components[operator.__name__]["properties"]
+        properties.update({key: either for key, value in properties.items() if value == _SIZE})
+    components[Expr.__name__]["properties"]["sizes"]["additionalProperties"] = either
+    components["LaunchSize"] = _LAUNCH_SIZE
+
+
 def operator_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of an operator file."""
     hook: Callable[[type], dict[str, Any]] | None = None
@@ -362,6 +383,7 @@ def operator_schema() -> dict[str, Any]:
         [*NAMED_OPERATORS.values(), Expr], schema_hook=hook, ref_template="#/$defs/{name}"
     )
     components["Operator"] = {"anyOf": list(schemas)}
+    _allow_launch_sizes(components)
     item = {"$ref": "#/$defs/Operator"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
