@@ -56,6 +56,9 @@ PROGRAMS, CHAINS = 4, 3
 #: Chains are priced at sizes up to so many times the one that they were found for: slices are for few blocks.
 CHAIN_REACH = 4
 
+#: Tiles of every kernel at whose ends boundaries are looked for, too.
+TILE_ENDS = 24
+
 #: Sizes up to which the rule is held against the best candidate at each of :data:`STEPS`.
 ALL_LOOKED_AT = 256
 
@@ -335,7 +338,8 @@ class SizedPrograms:
 
     def _ranged(self, chosen: Sequence[int]) -> SizeRule:
         """Boundaries between chosen candidates: a kernel stays as long as it is near the best of them."""
-        sizes = fine_sizes(self.size)
+        ends = {end for position in chosen for end in self._tile_ends(self.candidates[position])}
+        sizes = sorted({*fine_sizes(self.size), *ends})
         prices = np.stack([self.prices(size, chosen) for size in sizes], axis=1)
         near = prices <= STAYS * prices.min(axis=0)
         picked: list[int] = []
@@ -360,6 +364,15 @@ class SizedPrograms:
         )
         last = {row: sizes[max(column for column, each in enumerate(picked) if each == row)] for row in order}
         return SizeRule(tuple(self._choice(self.candidates[chosen[row]], last[row]) for row in order), ranges)
+
+    def _tile_ends(self, candidate: Candidate) -> list[int]:
+        """Sizes at which a candidate's first tiles end, where its time jumps."""
+        size, form = self.size, candidate.program.form.launched(self.size.axis)
+        launch = form.launch_axis
+        assert launch is not None
+        tile = dict(cast(TileSchedule, candidate.program.main.schedule).block).get(launch.name, 1)
+        ends = {tile * count // launch.elements // size.multiple * size.multiple for count in range(1, TILE_ENDS + 1)}
+        return sorted(end for end in ends if 0 < end <= size.most)
 
     def _choice(self, candidate: Candidate, last: int) -> Choice:
         if candidate.only is not None:
