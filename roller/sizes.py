@@ -25,7 +25,7 @@ from roller.algorithms import ALGORITHMS, ChainProgram
 from roller.algorithms.chain import Split
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart, RProgram
-from roller.programs import Programs, finders
+from roller.programs import Programs, finders, form_on
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import LaunchSize, TensorExpr
 from sokoban.language.launch_size import at_size
@@ -239,7 +239,7 @@ class SizedPrograms:
     def check(expr: TensorExpr, device: DeviceSpec) -> None:
         """Raises InputError where kernels of an operator, or on a device, have all sizes as numbers."""
         size = _size_of(expr)
-        form = kernel_form(at_size(expr, _at_least_two(size, size.most)))
+        form = form_on(at_size(expr, _at_least_two(size, size.most)), device)
         if form.is_composed:
             raise InputError(expr.name, "takes several kernels, whose sizes are all numbers", f"give {size.axis} one")
         if device.code_generator not in ("cuda", "cuda-source"):
@@ -338,8 +338,8 @@ class SizedPrograms:
 
     def _ranged(self, chosen: Sequence[int]) -> SizeRule:
         """Boundaries between chosen candidates: a kernel stays as long as it is near the best of them."""
-        ends = {end for position in chosen for end in self._tile_ends(self.candidates[position])}
-        sizes = sorted({*fine_sizes(self.size), *ends})
+        tile_ends = {end for position in chosen for end in self._tile_ends(self.candidates[position])}
+        sizes = sorted({*fine_sizes(self.size), *tile_ends})
         prices = np.stack([self.prices(size, chosen) for size in sizes], axis=1)
         near = prices <= STAYS * prices.min(axis=0)
         picked: list[int] = []
