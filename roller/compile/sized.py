@@ -63,7 +63,7 @@ class SizedKernels:
 
     @property
     def record(self) -> SizeRecord:
-        """What the manifest says of the size."""
+        """Record of the size in the manifest."""
         size = self.programs.size
         ranges = tuple(
             replace(each, seconds=rounded(each.seconds), best_seconds=rounded(each.best_seconds))
