@@ -21,7 +21,15 @@ import msgspec
 from msgspec import Struct
 
 from hal.support.errors import InputError
-from sokoban.language.checks import MAX_AXIS_SIZE, MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.checks import (
+    MAX_AXIS_SIZE,
+    MAX_NAME_LENGTH,
+    check_accumulate,
+    check_dtype,
+    check_shape,
+    check_sizes,
+    shown,
+)
 from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
