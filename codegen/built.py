@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.launch_shape import LaunchShape
 from codegen.tensor_map import TensorMap
 
 
@@ -24,6 +25,7 @@ class BuiltKernel:
         architecture: what it is compiled for where that is not the request's,
             :func:`codegen.gpu.source.text.specific_architecture`.
         tensor_maps: of the tensors that it takes as tensor maps.
+        launch: its grid by a size that is known at launch, which then is its last parameter.
     """
 
     entry: str
@@ -38,3 +40,4 @@ class BuiltKernel:
     error: str = ""
     architecture: str | None = None
     tensor_maps: tuple[TensorMap, ...] = ()
+    launch: LaunchShape | None = None

@@ -5,7 +5,7 @@ It needs Python alone: manifests hold it, and it is read on the GPU's machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Bytes of an element, by the types that are copied in bulk. ``tfloat32`` are numbers of float32, which are rounded to
 #: TensorFloat-32 on the way.
@@ -23,9 +23,18 @@ class TensorMap:
         dtype: of its elements as they arrive.
         shape: the tensor's, row-major and contiguous; rows are multiples of 16 bytes.
         box: elements of a copy, by dimension; the innermost are 128 bytes, none has more than 256.
+        launch_elements: of the first dimension for each of a size that is known at launch, where ``shape`` has the
+            largest; 0 where it is what it is.
     """
 
     tensor: str
     dtype: str
     shape: tuple[int, ...]
     box: tuple[int, ...]
+    launch_elements: int = 0
+
+    def at(self, size: int | None) -> TensorMap:
+        """The view where the size that is known at launch is ``size``."""
+        if size is None or not self.launch_elements:
+            return self
+        return replace(self, shape=(size * self.launch_elements, *self.shape[1:]))

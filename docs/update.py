@@ -449,6 +449,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "roller explain examples/matmul.json --device epyc-9654", sections=("The program", "Predicted", "Why")
     ),
     "laptop": _laptop,
+    "compile-sizes": lambda: console("roller compile examples/matmul-sizes.json --device h100 --search roller"),
     "laptop-compile": lambda: console(f"roller compile examples/matmul.json --device ./{LAPTOP} --top-k 3"),
     "laptop-explain": lambda: console(
         f"roller explain examples/matmul.json --device ./{LAPTOP}", sections=("The program", "Predicted")

@@ -261,9 +261,18 @@ def explain_command(
         from roller.explain.picture import check_plot
 
         check_plot(picture)
+        if expressions[0].launch_size is not None:
+            raise InputError("--plot", "draws operators whose sizes are all numbers", "give all sizes numbers")
         if len(expressions) > 1:
             raise InputError("--plot", f"draws one operator, {file} has {len(expressions)}", "pick one with --name")
     for expr in expressions:
+        if expr.launch_size is not None:
+            from roller.sizes import SizedPrograms, explained
+
+            sized = SizedPrograms.of(expr, device, method, kinds)
+            for line in explained(sized, sized.rule()):
+                print_line(line)
+            continue
         programs = find_programs(form_on(expr, device), device, max(top_k, rank), method, kinds)
         ranked = programs.ranked(max(top_k, rank), kinds)
         if rank > len(ranked):

@@ -155,9 +155,29 @@ def _problem(manifest: Manifest) -> str:
                 return f"is damaged: a launch of {strange!r}, no argument and no workspace"
         if kernel.launches and kernel.launches[-1].tensors[-1] != names[-1]:
             return f"is damaged: the last launch of kernel {kernel.rank} does not write {names[-1]}"
+    problem = _size_problem(manifest)
+    if problem:
+        return problem
     # A manifest names nothing outside its own folder.
     outside = next((name for name in _files(manifest) if Path(name).name != name), None)
     return "" if outside is None else f"is damaged: {outside!r} is no file name"
+
+
+def _size_problem(manifest: Manifest) -> str:
+    """Problem of what a manifest says of a size that is known at launch; empty where there is none."""
+    record = manifest.launch_size
+    takes_size = any(part.launch for kernel in manifest.kernels for part in kernel.parts(manifest.arguments))
+    if record is None:
+        ends = any(argument.ends_at_launch for argument in manifest.arguments)
+        return "is damaged: launch_size is missing" if takes_size or ends else ""
+    ranks, next_size = {kernel.rank for kernel in manifest.kernels}, 1
+    for sizes in record.ranges:
+        if not 1 <= sizes.first <= next_size or sizes.last < sizes.first or sizes.rank not in ranks:
+            return f"is damaged: sizes {sizes.first} to {sizes.last} of launch_size"
+        next_size = sizes.last + 1
+    if record.multiple < 1 or next_size - 1 != manifest.axes.get(record.axis):
+        return "is damaged: launch_size does not go up to the largest size"
+    return ""
 
 
 def _files(manifest: Manifest) -> list[str]:

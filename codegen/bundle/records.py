@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from codegen.launch_shape import LaunchShape
 from codegen.tensor_map import TensorMap
 
 T = TypeVar("T")
@@ -34,12 +35,18 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """One kernel argument, a pointer: ``shape`` as the caller shapes it, row-major and contiguous."""
+    """One kernel argument, a pointer: ``shape`` as the caller shapes it, row-major and contiguous. Its first dimension
+    is the largest size where ``ends_at_launch``."""
 
     name: str
     role: str
     dtype: str
     shape: tuple[int, ...]
+    ends_at_launch: bool = False
+
+    def at(self, size: int | None) -> Argument:
+        """The argument where the size that is known at launch is ``size``."""
+        return self if size is None or not self.ends_at_launch else replace(self, shape=(size, *self.shape[1:]))
 
     @property
     def size_bytes(self) -> int:
@@ -67,6 +74,7 @@ class VerificationRecord:
         checks: what the engine looked at.
         seeds: of the orders in which threads, warps and blocks ran, where the engine draws those.
         needless: barriers, waits and fences that ordered nothing.
+        sizes: that are known at launch, for each of which it ran; empty where all sizes are known.
     """
 
     passed: bool
@@ -79,6 +87,7 @@ class VerificationRecord:
     checks: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     needless: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +161,7 @@ class LaunchRecord:
         seconds, bound: predicted time of this launch, and the stage that sets it.
         tensors: what its parameters point to, arguments or tensors of the workspace, the one it writes last.
         zero_output: it adds to that one, which has to be cleared before.
-        architecture, tensor_maps: as in :class:`KernelRecord`.
+        architecture, tensor_maps, launch: as in :class:`KernelRecord`.
     """
 
     label: str
@@ -172,6 +181,11 @@ class LaunchRecord:
     zero_output: bool = False
     architecture: str | None = None
     tensor_maps: tuple[TensorMap, ...] = ()
+    launch: LaunchShape | None = None
+
+    def grid_at(self, size: int | None) -> tuple[int, int, int]:
+        """Blocks of the launch for a size that is known at launch; None where the operator has none."""
+        return self.grid if self.launch is None or size is None else self.launch.grid(size)
 
     @property
     def file(self) -> str:
@@ -213,6 +227,8 @@ class KernelRecord:
         tolerance: relative error of its results that counts as right where that is more than the reference's.
         architecture: what its binary was compiled for, ``sm_90a``; None where it is the manifest's.
         tensor_maps: of the tensors that it takes as tensor maps, which the launcher has the driver make.
+        launch: its grid by the size that is known at launch, which it takes as its last parameter; None where ``grid``
+            holds for every size that it is launched for.
     """
 
     rank: int
@@ -241,6 +257,7 @@ class KernelRecord:
     tolerance: float | None = None
     architecture: str | None = None
     tensor_maps: tuple[TensorMap, ...] = ()
+    launch: LaunchShape | None = None
 
     @property
     def predicted_rank(self) -> int:
@@ -275,8 +292,47 @@ class KernelRecord:
                 zero_output=self.zero_output,
                 architecture=self.architecture,
                 tensor_maps=self.tensor_maps,
+                launch=self.launch,
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeRange:
+    """Sizes that one kernel is launched for.
+
+    Attributes:
+        first, last: the least and the largest of them.
+        rank: of the kernel.
+        seconds: that it is expected to take for the largest.
+        best_seconds: that the best kernel for that size alone would take.
+    """
+
+    first: int
+    last: int
+    rank: int
+    seconds: float
+    best_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeRecord:
+    """The size of an operator that is known at launch.
+
+    Attributes:
+        axis: its axis, whose size in ``axes`` is the largest.
+        multiple: of which every size is one.
+        ranges: which kernel is launched for which size, from the least size on.
+    """
+
+    axis: str
+    multiple: int
+    ranges: tuple[SizeRange, ...]
+
+    def range_of(self, size: int) -> SizeRange | None:
+        """The range that a size lies in; None where it is in none, or no multiple."""
+        found = next((each for each in self.ranges if each.first <= size <= each.last), None)
+        return None if size % self.multiple else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +349,7 @@ class Manifest:
         notes: what a reader should know, such as why there is no binary.
         kernels: by rank: as predicted, and by measured time once they are profiled.
         reference: how to compute the right result on the device; None where that cannot be said in CUDA C.
+        launch_size: the size that is known at launch, and which kernels are for which; None where all sizes are known.
         profiling_seconds: how long ``roller profile`` took on a processor for so many kernels (wall clock, checks
             included, imports not); empty before, and of GPUs.
     """
@@ -310,6 +367,7 @@ class Manifest:
     kernels: tuple[KernelRecord, ...]
     reference: ReferenceRecord | None = None
     allow_tf32: bool = False
+    launch_size: SizeRecord | None = None
     profiling_seconds: dict[int, float] = field(default_factory=dict)
 
 

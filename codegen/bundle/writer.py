@@ -7,7 +7,7 @@ alike, so that a kernel is proved with the arguments that a user launches it wit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from codegen.bundle.records import (
 )
 from codegen.bundle.reference import ReferenceKernel
 from codegen.generators import Generator
+from codegen.launch_shape import SIZE_PARAMETER
 from codegen.tir.lowered import LoweringError, identifier
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
@@ -55,8 +56,9 @@ class BuiltLaunch:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the text's parameters: by the tensors, or by the parts that they play."""
-        return tuple(map(identifier, self.problem.parameters))
+        """Names of the text's parameters: by the tensors, or by the parts that they play; the size at launch last."""
+        size = () if self.built.launch is None else (SIZE_PARAMETER,)
+        return (*map(identifier, self.problem.parameters), *size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +105,16 @@ class LaunchFiles:
             yield LaunchFiles(f"{stem}.{generator.source_suffix}", binary, f"{stem}.schedule.json")
 
 
-def arguments_of(tensors: Sequence[Tensor]) -> tuple[Argument, ...]:
-    """Arguments of a launch: an operator's inputs in order, then its output."""
+def arguments_of(tensors: Sequence[Tensor], launched: Collection[str] = ()) -> tuple[Argument, ...]:
+    """Arguments of a launch: an operator's inputs in order, then its output; ``launched`` those whose first dimension
+    is a size that is known at launch."""
     return tuple(
         Argument(
             name=tensor.name,
             role="output" if tensor is tensors[-1] else "input",
             dtype=tensor.dtype,
             shape=tensor.caller_shape,
+            ends_at_launch=tensor.name in launched,
         )
         for tensor in tensors
     )
@@ -135,9 +139,9 @@ def kernel_record(rank: int, build: BuiltRank, arguments: Sequence[Argument], ge
     return KernelRecord(
         rank=rank,
         **_built(launch.built, file),
-        seconds=_rounded(build.seconds),
+        seconds=rounded(build.seconds),
         bound=build.bound,
-        stage_seconds={name: _rounded(value) for name, value in build.stage_seconds.items()},
+        stage_seconds={name: rounded(value) for name, value in build.stage_seconds.items()},
         tiles=dict(build.tiles),
         policy=build.policy,
         verified=True if verification is not None and verification.passed else None,
@@ -168,7 +172,7 @@ def _launch_record(launch: BuiltLaunch, file: LaunchFiles) -> LaunchRecord:
     return LaunchRecord(
         label=launch.label,
         **_built(launch.built, file),
-        seconds=_rounded(launch.seconds),
+        seconds=rounded(launch.seconds),
         bound=launch.bound,
         tensors=launch.tensors,
     )
@@ -189,6 +193,7 @@ def _built(built: BuiltKernel, file: LaunchFiles) -> dict[str, Any]:
         "spill_bytes": built.spill_bytes,
         "architecture": built.architecture,
         "tensor_maps": built.tensor_maps,
+        "launch": built.launch,
     }
 
 
@@ -214,10 +219,10 @@ def _check_signature(launch: BuiltLaunch, source: str) -> None:
             raise LoweringError(f"{launch.built.entry}: the text takes {signature}, not {launch.parameters}")
 
 
-def _rounded(seconds: float) -> float:
+def rounded(seconds: float) -> float:
     """Six significant digits: enough for any estimate, and the same on every machine.
 
-    >>> _rounded(1.23456789e-6)
+    >>> rounded(1.23456789e-6)
     1.23457e-06
     """
     return float(f"{seconds:.6g}")

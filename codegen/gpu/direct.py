@@ -16,11 +16,12 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.adjacent import AdjacentResults
 from codegen.gpu.staged.threads import ThreadTile
+from codegen.tir.bounds import Bounds
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.reads import VECTOR_ANY, padded_sizes, read_in_place
 from codegen.tir.statements import named
-from codegen.tir.values import Expr, evaluate, remainder
+from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
@@ -46,6 +47,7 @@ class DirectKernel(ABC):
         self.form, self.schedule, self.entry = form, schedule, entry
         self.tensors = form.expr.tensor_by_name
         self.padded = padded_sizes(form, schedule)
+        self.bounds = Bounds(form)
         self.own = dict(schedule.thread_of)
         self.ranges = {
             axis: -(-size // self.own.get(axis, 1)) * self.own.get(axis, 1) for axis, size in form.sizes.items()
@@ -58,12 +60,16 @@ class DirectKernel(ABC):
         form, schedule = self.form, self.schedule
         module = written(self.entry, self._function)
         grid, block = (schedule.grid_blocks(form.sizes), 1, 1), (schedule.threads_per_block, 1, 1)
-        return Lowered(module=module, entry=self.entry, grid=grid, block=block, shared_bytes=0, dynamic_shared_bytes=0)
+        return Lowered(
+            module=module, entry=self.entry, grid=grid, block=block, shared_bytes=0, dynamic_shared_bytes=0,
+            launch=self.bounds.shape(schedule),
+        )  # fmt: skip
 
     def _function(self) -> None:
         expr = self.form.expr
         self.sources = {tensor.name: parameter(tensor) for tensor in expr.inputs}
         self.output = parameter(expr.output)
+        self.bounds.declare()
         self._kernel()
 
     @abstractmethod
@@ -80,7 +86,7 @@ class DirectKernel(ABC):
         """Threads beyond the output compute its last elements again and store nothing: a branch around all of it makes
         compilers guard every load by a branch of its own."""
         schedule, axes = self.schedule, self.form.final.axes
-        last = {axis: self.ranges[axis] - self.own[axis] for axis in axes}
+        last = {axis: (self.bounds.tiles(axis, self.own[axis]) - 1) * self.own[axis] for axis in axes}
         beyond = {axis for axis in axes if self.padded[axis] > self.ranges[axis]}
         with (
             T.launch_thread("blockIdx.x", schedule.grid_blocks(self.form.sizes)) as block,
@@ -106,9 +112,9 @@ class DirectKernel(ABC):
         axes = self.form.final.axes
         for axis in reversed(axes):
             size = self.schedule.block_of[axis]
-            count = self.padded[axis] // size
-            origin[axis] = (remainder(block, count) if axis != axes[0] else block) * size
-            block = tirx.floordiv(block, count)
+            count = self.bounds.tiles(axis, size)
+            outer, within = Bounds.split(block, count)
+            origin[axis], block = (within if axis != axes[0] else block) * size, outer
         return origin
 
     # ---- results
@@ -136,7 +142,7 @@ class DirectKernel(ABC):
         def guarded(place: Place) -> None:
             place = {**place, last: place[last] * width}
             partial = [axis for axis in form.final.axes if self.ranges[axis] > form.sizes[axis]]
-            when([self.first[axis] + place[axis] < form.sizes[axis] for axis in partial], lambda: leave(place))
+            when([self.first[axis] + place[axis] < self.bounds.size(axis) for axis in partial], lambda: leave(place))
 
         extents = {**self.own, last: self.own[last] // width}
         when(self._exists, lambda: nest(form.final.axes, extents, {}, guarded))

@@ -65,6 +65,8 @@ def lower(request: AnyRequest) -> Lowered:
     problem = request.schedule.misfit(request.problem)
     if problem is None and lowering in _ONE_STAGE and _needs_staging(request.schedule):
         problem = "several stages, turned tiles and bands need every operand of a reduction staged"
+    if getattr(request.problem, "launch_axis", None) is not None and request.target.generator == "opencl-source":
+        problem = "sizes that are known at launch are for CUDA"
     if problem is not None:
         raise LoweringError(f"{request.entry}: {problem}")
     return lowered_by(lowering, request)

@@ -20,6 +20,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from codegen.tir.bounds import Bounds
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import TileRequest
@@ -67,6 +68,7 @@ class _RowsLowering:
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
         self.padded = padded_sizes(form, schedule)
+        self.bounds = Bounds(form)
         self.row_threads = math.prod(schedule.threads_of.values())
         self.column_threads = math.prod(schedule.reduce_threads_of.values())
         self.columns_on_x = form.reduces_contiguously
@@ -105,6 +107,7 @@ class _RowsLowering:
             module=module,
             entry=self.entry,
             grid=(schedule.grid_blocks(form.sizes), 1, 1),
+            launch=self.bounds.shape(schedule),
             block=block if self.columns_on_x else (block[1], block[0], 1),
             shared_bytes=self.shared_bytes,
             dynamic_shared_bytes=self.kept_bytes if self.is_dynamic else 0,
@@ -115,6 +118,7 @@ class _RowsLowering:
         expr = self.form.expr
         self.sources = {tensor.name: parameter(tensor, (math.prod(tensor.shape),)) for tensor in expr.inputs}
         self.output = parameter(expr.output, (math.prod(expr.output.shape),))
+        self.bounds.declare()
         self._kernel()
 
     def _name(self, wanted: str) -> str:
@@ -167,12 +171,14 @@ class _RowsLowering:
         first: dict[str, Expr] = {}
         axes = self.form.spatial
         for axis in reversed(axes):
-            blocks, threads = self.padded[axis] // self.schedule.block_of[axis], self.schedule.threads_of[axis]
+            blocks = self.bounds.tiles(axis, self.schedule.block_of[axis])
+            threads = self.schedule.threads_of[axis]
             outermost = axis == axes[0]
-            block_number = block if outermost else remainder(block, blocks)
+            outer, within = Bounds.split(block, blocks)
+            block_number = block if outermost else within
             thread_number = thread if outermost else remainder(thread, threads)
             first[axis] = (block_number * threads + thread_number) * self.schedule.register_tile[axis]
-            block, thread = tirx.floordiv(block, blocks), tirx.floordiv(thread, threads)
+            block, thread = outer, tirx.floordiv(thread, threads)
         return first
 
     def _rows(self, first: Mapping[str, Expr], axes: list[str], row: dict[str, Expr]) -> None:
@@ -190,10 +196,11 @@ class _RowsLowering:
     def _row(self, row: Mapping[str, Expr]) -> None:
         form = self.form
         padded = [axis for axis in form.spatial if self.padded[axis] > form.sizes[axis]]
-        exists = [row[axis] < form.sizes[axis] for axis in padded]
+        exists = [row[axis] < self.bounds.size(axis) for axis in padded]
         # A row that does not exist is computed as the last one that does, and never stored.
         self.row = {
-            axis: tirx.min(place, form.sizes[axis] - 1) if axis in padded else place for axis, place in row.items()
+            axis: tirx.min(place, self.bounds.size(axis) - 1) if axis in padded else place
+            for axis, place in row.items()
         }
         self.unread = set(self.plan.kept)
         for position, statement in enumerate(form.reductions):

@@ -46,4 +46,5 @@ def _kernel(request: AnyRequest, lowered: Lowered, text: str, specific: str | No
         spill_bytes=None,
         architecture=specific,
         tensor_maps=lowered.maps,
+        launch=lowered.launch,
     )

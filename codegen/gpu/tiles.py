@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
+from codegen.tir.bounds import Bounds
 from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
@@ -71,12 +72,14 @@ class _Expressions:
 
     Attributes:
         arguments: placeholders of the inputs, then the output.
+        bounds: ends of axes and tensors.
         stages: the data tiles in shared memory.
         store: name of the block that writes the output.
         accumulator: name of the block that reduces; None without a reduction.
     """
 
     arguments: tuple[Any, ...]
+    bounds: Bounds
     stages: tuple[_Stage, ...]
     store: str
     accumulator: str | None
@@ -90,6 +93,7 @@ class _ExpressionWriter:
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
         self.padded = padded_sizes(form, schedule)
+        self.bounds = Bounds(form)
         self.sources = placeholders(form)
         # Block and buffer names appear in the source: the output by its own name, nothing twice.
         self.store_name = identifier(form.expr.output.name)
@@ -116,9 +120,14 @@ class _ExpressionWriter:
             value = evaluate(form.final.value, axes, read, form.expr.final_dtype)
             return value.astype(form.expr.output.dtype)
 
-        output = te.compute(form.expr.output.shape, store, name=self.store_name)
+        shape = [
+            self.bounds.size(axis) if extent > 1 else extent
+            for axis, extent in zip(form.final.axes, form.expr.output.shape, strict=True)
+        ]
+        output = te.compute(shape, store, name=self.store_name)
         return _Expressions(
             arguments=(*self.sources.values(), output),
+            bounds=self.bounds,
             stages=tuple(self.stages.values()),
             store=self.store_name,
             accumulator=None if accumulator is None else self.accumulator_name,
@@ -144,7 +153,7 @@ class _ExpressionWriter:
     def _in_place(self, load: Load, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> Expr:
         source = self.sources[load.tensor]
         gathered = lambda place: self._in_place(place, axes, ranges)  # noqa: E731
-        return guarded_read(load, self.tensors[load.tensor], source, axes, ranges, gathered)
+        return guarded_read(load, self.tensors[load.tensor], source, axes, ranges, gathered, self.bounds)
 
     def _accumulate(self, reduction: Reduction) -> Any:
         form = self.form
@@ -175,14 +184,15 @@ class _ExpressionWriter:
 
         def fetch(*coordinates: Expr) -> Expr:
             conditions, indices = [], []
-            parts = zip(dimensions, shifts, extents, coordinates, tensor.shape, strict=True)
-            for dimension, shift, extent, coordinate, size in parts:
+            ends = [self.bounds.extent(tensor.name, p, size) for p, size in enumerate(tensor.shape)]
+            parts = zip(dimensions, shifts, extents, coordinates, tensor.shape, ends, strict=True)
+            for dimension, shift, extent, coordinate, size, end in parts:
                 low = dimension.offset - shift * dimension.stride
                 index = coordinate * dimension.stride + low
                 if low < 0:
                     conditions.append(index >= 0)
                 if low + (extent - 1) * dimension.stride >= size:
-                    conditions.append(index < size)
+                    conditions.append(index < end)
                 indices.append(index)
             value = self.sources[load.tensor](*indices)
             if not conditions:
@@ -221,7 +231,8 @@ class _LoopWriter:
         self.form, self.schedule, self.entry = request.problem, request.schedule, request.entry
         self.has_dynamic_shared = request.target.row.has_dynamic_shared
         self.expressions = expressions
-        function = te.create_prim_func(list(expressions.arguments)).with_attr("global_symbol", request.entry)
+        size = [expressions.bounds.parameter] if expressions.bounds.launch else []
+        function = te.create_prim_func([*expressions.arguments, *size]).with_attr("global_symbol", request.entry)
         self.sch = tvm.s_tir.Schedule(tvm.IRModule({request.entry: function}))
         self.sch.work_on(request.entry)
 
@@ -239,6 +250,7 @@ class _LoopWriter:
             module=self.sch.mod,
             entry=self.entry,
             grid=(self.schedule.grid_blocks(self.form.sizes), 1, 1),
+            launch=self.expressions.bounds.shape(self.schedule),
             block=(self.schedule.threads_per_block, 1, 1),
             shared_bytes=shared_bytes,
             dynamic_shared_bytes=shared_bytes if self._is_dynamic(shared_bytes) else 0,

@@ -143,12 +143,14 @@ class _Patch:
     def _conditions(self, indices: Sequence[Expr]) -> list[Expr]:
         """Conditions under which indices are inside the tensor, where a thread's patch may reach beyond it."""
         conditions = []
-        for index, place, size in zip(self._load.indices, indices, self.tensor.shape, strict=True):
+        bounds = self.lowering.bounds
+        for position, (index, place) in enumerate(zip(self._load.indices, indices, strict=True)):
+            size = self.tensor.shape[position]
             low, high = index.bounds(self.lowering.ranges)
             if low < 0:
                 conditions.append(place >= 0)
             if high >= size:
-                conditions.append(place < size)
+                conditions.append(place < bounds.extent(self.tensor.name, position, size))
         return conditions
 
     def element(self, point: Place) -> Expr:

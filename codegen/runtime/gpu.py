@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from codegen.bundle.records import Argument, Bundle, KernelRecord, LaunchRecord
 from codegen.runtime.arrays import DeviceTensor, Tensors, cupy_module, holds, tensors_of
 from codegen.runtime.operator import BundleOperator, mismatch
@@ -68,8 +70,9 @@ class LoadedKernel:
     how: str
     streams: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def launch(self, pointers: Sequence[int], output_bytes: int) -> None:
-        """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last."""
+    def launch(self, pointers: Sequence[int], output_bytes: int, at_size: int | None = None) -> None:
+        """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last. ``at_size``
+        is the size that is known at launch, where there is one."""
         addresses = dict(zip(self.arguments, pointers, strict=True))
         addresses |= {name: array.data.ptr for name, array in self.workspace().items()}
         for step, function in self.steps:
@@ -78,10 +81,14 @@ class LoadedKernel:
                 cupy = cupy_module()
                 size = self.entry.workspace.get(last, output_bytes)
                 cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
-            maps = {seen.tensor: seen for seen in step.tensor_maps}
+            maps = {seen.tensor: seen.at(at_size) for seen in step.tensor_maps}
             bound = zip(step.tensors, step.bind(addresses), strict=True)
-            parameters = tuple(encoded(maps[name], address) if name in maps else address for name, address in bound)
-            function(step.grid, step.block, parameters, shared_mem=step.dynamic_shared_bytes)
+            parameters: tuple[Any, ...] = tuple(
+                encoded(maps[name], address) if name in maps else address for name, address in bound
+            )
+            if step.launch is not None and at_size is not None:
+                parameters = (*parameters, np.int32(at_size))
+            function(step.grid_at(at_size), step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
     def workspace(self) -> dict[str, Any]:
         """The tensors between its launches for CuPy's current stream, as bytes; allocated when it is first asked for
@@ -174,7 +181,8 @@ class GpuOperator(BundleOperator):
             raise InputError(
                 str(bundle.directory), "holds shared libraries, no GPU kernels", "load it with roller.load"
             )
-        self.loaded: dict[int, LoadedKernel] = {}
+        #: Kernels by device and rank.
+        self.loaded: dict[tuple[int, int], LoadedKernel] = {}
 
     def __call__(self, *tensors: Any, out: Any = None) -> Any:
         """Queue the kernel and return its output.
@@ -187,25 +195,36 @@ class GpuOperator(BundleOperator):
             InputError: a tensor is not what the kernel takes, or the kernel cannot be loaded on the GPU.
         """
         self._check_count(tensors)
-        described = [self._checked(a, t) for a, t in zip(self.inputs, tensors, strict=True)]
+        size = self._size(tensors)
+        described = [self._checked(a.at(size), t) for a, t in zip(self.inputs, tensors, strict=True)]
+        kernel, output = self.kernel_at(size), self.output.at(size)
         framework = self._framework(tensors)
         device = self._one_device(described)
         with cupy_module().cuda.Device(device), framework.stream(device):
-            result = framework.empty(self.output.shape, self.output.dtype, tensors, device) if out is None else out
-            target = self._checked(self.output, result)
-            self._check_target(described, target)
-            self.on_device(device).launch([t.pointer for t in (*described, target)], self.output.size_bytes)
+            result = framework.empty(output.shape, output.dtype, tensors, device) if out is None else out
+            target = self._checked(output, result)
+            self._check_target(described, target, size)
+            pointers = [t.pointer for t in (*described, target)]
+            self.on_device(device, kernel).launch(pointers, output.size_bytes, size)
             return framework.give(result, tensors[0]) if out is None else out
 
-    def on_device(self, device: int) -> LoadedKernel:
-        """The kernel on a GPU, loaded when it is first needed there; a warning says where NVRTC stood in."""
-        if device not in self.loaded:
-            loaded = load_kernel(self.bundle, self.kernel, device)
-            if loaded.how != "cubin" and self.kernel.binary is not None:
+    def _size(self, tensors: Sequence[Any]) -> int | None:
+        """The size that is known at launch, by the tensors that are given."""
+        if self.bundle.manifest.launch_size is None:
+            return None
+        return self.size_of([tuple(getattr(tensor, "shape", ())) for tensor in tensors])
+
+    def on_device(self, device: int, kernel: KernelRecord | None = None) -> LoadedKernel:
+        """A kernel on a GPU, by default that of the operator, loaded when it is first needed there; a warning says
+        where NVRTC stood in."""
+        kernel = kernel or self.kernel
+        if (device, kernel.rank) not in self.loaded:
+            loaded = load_kernel(self.bundle, kernel, device)
+            if loaded.how != "cubin" and kernel.binary is not None:
                 text = f"{self.bundle.name} was compiled for {self.bundle.architecture}, here by {loaded.how}"
                 warnings.warn(f"{text}; its rank was predicted for {self.bundle.device}", stacklevel=3)
-            self.loaded[device] = loaded
-        return self.loaded[device]
+            self.loaded[device, kernel.rank] = loaded
+        return self.loaded[device, kernel.rank]
 
     def _framework(self, tensors: Sequence[Any]) -> Tensors:
         """The framework of all tensors; the streams of several would not wait for each other."""
@@ -234,13 +253,13 @@ class GpuOperator(BundleOperator):
             raise self._error("", f"the tensors are on GPUs {devices}", "move all to one")
         return devices[0]
 
-    def _check_target(self, described: Sequence[DeviceTensor], target: DeviceTensor) -> None:
+    def _check_target(self, described: Sequence[DeviceTensor], target: DeviceTensor, size: int | None) -> None:
         """The output lies on the inputs' GPU, apart from all of them."""
         if target.device != described[0].device:
             raise self._error(
                 self.output.name, f"is on GPU {target.device}", f"the inputs are on {described[0].device}"
             )
-        end = target.pointer + self.output.size_bytes
+        end = target.pointer + self.output.at(size).size_bytes
         for argument, tensor in zip(self.inputs, described, strict=True):
-            if tensor.pointer < end and target.pointer < tensor.pointer + argument.size_bytes:
+            if tensor.pointer < end and target.pointer < tensor.pointer + argument.at(size).size_bytes:
                 raise self._overlap(argument)

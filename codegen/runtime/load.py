@@ -31,6 +31,9 @@ def load(path: Path | str, rank: int | None = None) -> GpuOperator | CpuOperator
         InputError: the folder is no bundle, has no kernel of this rank, or its shared object cannot be loaded.
     """
     bundle = read_bundle(path)
+    if rank is not None and bundle.manifest.launch_size is not None:
+        axis = bundle.manifest.launch_size.axis
+        raise InputError("rank", f"is chosen at launch, by {axis}", "leave it out")
     kernel = choose_kernel(bundle, rank)
     return CpuOperator(bundle, kernel) if bundle.is_for_cpu else GpuOperator(bundle, kernel)
 

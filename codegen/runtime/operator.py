@@ -46,6 +46,30 @@ class BundleOperator:
         gives = f"{self.output.name}: {self.output.dtype}{list(self.output.shape)}"
         return f"<{self.bundle.name}({takes}) -> {gives}, rank {self.kernel.rank} for {self.bundle.device}>"
 
+    def size_of(self, shapes: Sequence[Sequence[int]]) -> int | None:
+        """The size that is known at launch by the shapes of inputs; None where the operator has none, or a tensor that
+        should have it has no dimensions."""
+        if self.bundle.manifest.launch_size is None:
+            return None
+        pairs = zip(self.inputs, shapes, strict=True)
+        return next((shape[0] for argument, shape in pairs if argument.ends_at_launch and shape), None)
+
+    def kernel_at(self, size: int | None) -> KernelRecord:
+        """The kernel that is launched for a size that is known at launch.
+
+        Raises:
+            InputError: no kernel of the bundle is for it.
+        """
+        record = self.bundle.manifest.launch_size
+        if record is None or size is None:
+            return self.kernel
+        sizes = record.range_of(size)
+        if sizes is None:
+            most = record.ranges[-1].last
+            multiple = f", a multiple of {record.multiple}" if record.multiple > 1 else ""
+            raise self._error(record.axis, f"is {size}", f"it takes 1 to {most}{multiple}")
+        return choose_kernel(self.bundle, sizes.rank)
+
     def _check_count(self, tensors: Sequence[Any]) -> None:
         """Raises InputError where it is given too few tensors or too many."""
         if len(tensors) != len(self.inputs):

@@ -25,10 +25,11 @@ def fake_of(torch: Any, operator: BundleOperator, full_name: str) -> Callable[..
     """A function of tensors without memory: the output's shape and dtype, or an InputError."""
 
     def shapes(*tensors: Any) -> Any:
+        size = operator.size_of([tuple(tensor.shape) for tensor in tensors])
         for argument, tensor in zip(operator.inputs, tensors, strict=True):
-            _check_like(full_name, argument, tensor)
+            _check_like(full_name, argument.at(size), tensor)
         dtype = getattr(torch, operator.output.dtype)
-        return torch.empty(operator.output.shape, dtype=dtype, device=tensors[0].device)
+        return torch.empty(operator.output.at(size).shape, dtype=dtype, device=tensors[0].device)
 
     return shapes
 

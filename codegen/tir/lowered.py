@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.launch_shape import LaunchShape
 from codegen.tensor_map import TensorMap
 
 #: TVM writes this suffix behind the name of every device function it splits off; texts of ours have it too.
@@ -29,6 +30,7 @@ class Lowered:
         has_barriers: the module says itself where threads wait for each other; TVM adds no barriers of its own.
         text: the kernel's source from ``extern "C" __global__`` on, where no TVM module stands behind it.
         maps: of the tensors that it takes as tensor maps rather than pointers, in the order of its parameters.
+        launch: its grid by a size that is known at launch, which then is its last parameter; None where it is ``grid``.
     """
 
     module: Any
@@ -40,18 +42,19 @@ class Lowered:
     has_barriers: bool = False
     text: str = ""
     maps: tuple[TensorMap, ...] = ()
+    launch: LaunchShape | None = None
 
     @classmethod
     def of_text(
         cls, text: str, entry: str, *, blocks: int, threads: int, shared_bytes: int = 0,
-        dynamic_shared_bytes: int | None = None, maps: tuple[TensorMap, ...] = (),
+        dynamic_shared_bytes: int | None = None, maps: tuple[TensorMap, ...] = (), launch: LaunchShape | None = None,
     ) -> Lowered:  # fmt: skip
         """A kernel that a lowering wrote itself, on a line of blocks of a line of threads. Shared memory is given at
         launch, all of it where ``dynamic_shared_bytes`` says no other number."""
         dynamic = shared_bytes if dynamic_shared_bytes is None else dynamic_shared_bytes
         return cls(
             module=None, entry=entry, grid=(blocks, 1, 1), block=(threads, 1, 1), shared_bytes=shared_bytes,
-            dynamic_shared_bytes=dynamic, text=text, maps=maps,
+            dynamic_shared_bytes=dynamic, text=text, maps=maps, launch=launch,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import tirx
 
+from codegen.tir.bounds import Bounds
 from codegen.tir.statements import wide
 from codegen.tir.values import Expr, affine, stored_constant
 from sokoban.kernel.form import KernelForm
@@ -44,18 +45,22 @@ def places(load: Load, axes: Mapping[str, Expr], gathered: Gathered) -> list[Exp
     ]
 
 
-def read_conditions(load: Load, tensor: Tensor, indices: Sequence[Expr], ranges: Mapping[str, int]) -> list[Expr]:
-    """Conditions under which ``indices`` of ``load`` are inside its tensor; ``ranges`` are axis sizes.
+def read_conditions(
+    load: Load, tensor: Tensor, indices: Sequence[Expr], ranges: Mapping[str, int], bounds: Bounds | None = None
+) -> list[Expr]:
+    """Conditions under which ``indices`` of ``load`` are inside its tensor; ``ranges`` are axis sizes. Without
+    ``bounds`` it ends where its shape says.
 
     Conditions that interval algebra can prove are left out.
     """
     conditions = []
-    for index, place, extent in zip(load.indices, indices, tensor.shape, strict=True):
+    for position, (index, place, extent) in enumerate(zip(load.indices, indices, tensor.shape, strict=True)):
         low, high = index.bounds(ranges)
         if low < 0:
             conditions.append(place >= 0)
         if high >= extent:
-            conditions.append(place < extent)
+            end = extent if bounds is None else bounds.extent(tensor.name, position, extent)
+            conditions.append(place < end)
     return conditions
 
 
@@ -73,6 +78,7 @@ def guarded_read(
     axes: Mapping[str, Expr],
     ranges: Mapping[str, int],
     gathered: Gathered = _nothing_gathered,
+    bounds: Bounds | None = None,
 ) -> Expr:
     """``source[indices]`` where the indices are inside the tensor, the pad value elsewhere.
 
@@ -85,9 +91,10 @@ def guarded_read(
         axes: variables or numbers by axis.
         ranges: sizes of axes.
         gathered: gives the element of a read that says where to read.
+        bounds: ends of tensors where they are not those of their shapes.
     """
     indices = places(load, axes, gathered)
-    conditions = read_conditions(load, tensor, indices, ranges)
+    conditions = read_conditions(load, tensor, indices, ranges, bounds)
     if _reach(load, tensor, ranges) > LARGEST_INT32:
         # Far outside of the tensor, where nothing is read, places would not fit 32 bits.
         indices = [wide(index) for index in indices]
@@ -104,6 +111,7 @@ def read_in_place(
     axes: Mapping[str, Expr],
     ranges: Mapping[str, int],
     taken: Mapping[Load, Expr] = MappingProxyType({}),
+    bounds: Bounds | None = None,
 ) -> Expr:
     """The element of a load as memory holds it; of those in ``taken`` the one in registers.
 
@@ -114,12 +122,13 @@ def read_in_place(
         axes: variables or numbers by axis.
         ranges: sizes of axes.
         taken: elements in registers.
+        bounds: ends of tensors where they are not those of their shapes.
     """
     if load in taken:
         return taken[load]
     source = sources[load.tensor]
 
     def gathered(place: Load) -> Expr:
-        return read_in_place(place, tensors, sources, axes, ranges, taken)
+        return read_in_place(place, tensors, sources, axes, ranges, taken, bounds)
 
-    return guarded_read(load, tensors[load.tensor], lambda *indices: source[indices], axes, ranges, gathered)
+    return guarded_read(load, tensors[load.tensor], lambda *indices: source[indices], axes, ranges, gathered, bounds)

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from codegen.launch_shape import SIZE_PARAMETER
 from codegen.tensor_map import MAP_ITEM_BYTES, TensorMap
 
 #: The header that stands in for CUDA's.
@@ -56,7 +57,11 @@ class EmulatedKernel:
         text = _CUDA_INCLUDE.sub("", self.source)
         text = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)emulator_dynamic_shared;", text)
         arguments = [
-            _map_argument(position, self.maps[position]) if position in self.maps else f"({kind})arguments[{position}]"
+            _map_argument(position, self.maps[position], self.names)
+            if position in self.maps
+            else f"*(int*)arguments[{position}]"
+            if kind == "int"
+            else f"({kind})arguments[{position}]"
             for position, kind in enumerate(self.types)
         ]
         return "\n".join(
@@ -76,9 +81,13 @@ class EmulatedKernel:
         return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
 
-def _map_argument(position: int, tensor_map: TensorMap) -> str:
-    """The argument of a parameter that is a tensor map, both shapes from the innermost dimension on."""
-    shapes = (", ".join(map(str, reversed(shape))) for shape in (tensor_map.shape, tensor_map.box))
+def _map_argument(position: int, tensor_map: TensorMap, names: Sequence[str]) -> str:
+    """The argument of a parameter that is a tensor map, both shapes from the innermost dimension on; the parameters'
+    ``names`` say where the size is that is known at launch."""
+    ends: list[object] = list(tensor_map.shape)
+    if tensor_map.launch_elements:
+        ends[0] = f"*(int*)arguments[{names.index(SIZE_PARAMETER)}] * {tensor_map.launch_elements}"
+    shapes = (", ".join(map(str, reversed(shape))) for shape in (ends, tensor_map.box))
     described = ", ".join(f"{{{shape}}}" for shape in shapes)
     start = f"(const unsigned char*)arguments[{position}]"
     rounds = "true" if tensor_map.dtype == "tfloat32" else "false"
@@ -89,7 +98,8 @@ def emulated_kernel(source: str, entry: str, maps: Sequence[TensorMap]) -> Emula
     """The kernel of a CUDA text.
 
     Raises:
-        EmulatorError: there is none of this name, or a parameter is neither a pointer nor one of ``maps``.
+        EmulatorError: there is none of this name, or a parameter is neither a pointer nor one of ``maps``, nor the size
+            that is known at launch.
     """
     signature = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", source)
     if signature is None:
@@ -103,6 +113,10 @@ def emulated_kernel(source: str, entry: str, maps: Sequence[TensorMap]) -> Emula
             by_position[position] = maps[len(by_position)]
             kinds.append("const void*")
             names.append(maps[len(by_position) - 1].tensor)
+            continue
+        if parameter.split() == ["int", SIZE_PARAMETER]:
+            kinds.append("int")
+            names.append(SIZE_PARAMETER)
             continue
         kind, star, name = parameter.replace("__restrict__", "").rpartition("*")
         if not star:

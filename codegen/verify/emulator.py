@@ -121,6 +121,7 @@ def run_cuda_on_cpu(
     most_steps: int | None = None,
     timeout_s: float = 600,
     maps: Sequence[TensorMap] = (),
+    fills: bool = True,
 ) -> Emulation:
     """Run one kernel.
 
@@ -141,6 +142,7 @@ def run_cuda_on_cpu(
         most_steps: accesses of all threads together after which a kernel counts as one that never ends.
         timeout_s: after which it does in any case.
         maps: of the parameters that are tensor maps, in their order.
+        fills: whether every element of an output has to be written, where there are ``extents``.
 
     Returns:
         The arrays at ``output_indices`` after the kernel has run, and what synchronizations were needless.
@@ -154,7 +156,7 @@ def run_cuda_on_cpu(
     program = _compiled(kernel, "-O2" if optimized else "-O0", checked)
     arrays = [np.ascontiguousarray(array) for array in arguments]
     launch = [*grid, 1, 1][:3] + [*block, 1, 1][:3] + [dynamic_shared_bytes]
-    seen = _seen(arrays, output_indices, extents, inputs_are_constant)
+    seen = _seen(arrays, output_indices, extents, inputs_are_constant, fills and extents is not None)
     words = [*launch, _flags(source, checked), most_steps or 0, ",".join(map(str, seeds)), *seen]
     try:
         said, results = _executed(program, words, arrays, timeout_s)
@@ -185,13 +187,14 @@ def _seen(
     output_indices: Sequence[int],
     extents: Sequence[int] | None,
     inputs_are_constant: bool,
+    is_exact: bool,
 ) -> Iterator[str]:
     """Of every argument its bytes, those before its guard, and whether it is an input, an output, or any."""
     for position, array in enumerate(arrays):
         yield str(array.nbytes)
         yield str(array.nbytes if extents is None else extents[position] * array.itemsize)
         if position in output_indices:
-            yield "u" if extents is None else "o"
+            yield "o" if is_exact else "u"
         else:
             yield "i" if inputs_are_constant else "u"
 

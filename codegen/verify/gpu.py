@@ -154,6 +154,8 @@ class EmulatedKernel:
         optimized: whether its run is long enough to be worth an optimising compilation.
         tensors: what the arguments hold.
         maps: of those that it takes as tensor maps.
+        size: that is known at launch, its last parameter; None where it takes none.
+        fills: whether it writes every element of the output.
     """
 
     source: str
@@ -165,6 +167,8 @@ class EmulatedKernel:
     optimized: bool
     tensors: tuple[Tensor, ...]
     maps: tuple[TensorMap, ...] = ()
+    size: int | None = None
+    fills: bool = True
 
     @property
     def output(self) -> Tensor:
@@ -177,18 +181,20 @@ class EmulatedKernel:
         Raises:
             EmulatorError: g++ refuses the text, or the kernel crashes, hangs or breaks a rule of CUDA.
         """
+        size = [] if self.size is None else [np.array([self.size], np.int32)]
         emulation = run_cuda_on_cpu(
             self.source,
             self.entry,
-            self.arguments,
+            [*self.arguments, *size],
             self.grid,
             self.block,
             [len(self.arguments) - 1],
             self.dynamic_shared_bytes,
             optimized=self.optimized,
             seeds=seeds,
-            extents=[tensor.element_count for tensor in self.tensors],
+            extents=[*(tensor.element_count for tensor in self.tensors), *(1 for _ in size)],
             maps=self.maps,
+            fills=self.fills,
         )
         return KernelOutput(self.values(emulation.outputs[0]), emulation.needless)
 
@@ -328,19 +334,24 @@ def _is_long(trial: Trial) -> bool:
     return math.prod(trial.bundle.manifest.axes.values()) > _TURNS_WORTH_OPTIMIZING
 
 
-def emulated_kernel(trial: Trial, launch: LaunchRecord, inputs: Mapping[str, np.ndarray]) -> EmulatedKernel:
-    """A launch's CUDA text and what a run of it takes, by the values of what it reads; outputs are poisoned."""
+def emulated_kernel(
+    trial: Trial, launch: LaunchRecord, inputs: Mapping[str, np.ndarray], size: int | None = None, *, fills: bool = True
+) -> EmulatedKernel:
+    """A launch's CUDA text and what a run of it takes, by the values of what it reads; outputs are poisoned. ``size``
+    is known at launch; not every element of the output is written where the kernel does not ``fill`` it."""
     tensors, arrays = _arguments(trial, launch, inputs)
     return EmulatedKernel(
         source=trial.source(launch),
         entry=launch.entry,
         arguments=arrays,
-        grid=launch.grid,
+        grid=launch.grid_at(size),
         block=launch.block,
         dynamic_shared_bytes=launch.dynamic_shared_bytes,
         optimized=_is_long(trial),
         tensors=tensors,
         maps=launch.tensor_maps,
+        size=size if launch.launch is not None else None,
+        fills=fills,
     )
 
 

@@ -24,6 +24,7 @@ class Verification:
         checks: what that looks at.
         seeds: of the orders in which threads, warps and blocks ran, where the engine draws those.
         needless: barriers, waits and fences that ordered nothing, whatever the seed: ``line 41: __syncthreads();``.
+        sizes: that are known at launch, for each of which it ran.
     """
 
     passed: bool
@@ -36,6 +37,7 @@ class Verification:
     checks: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     needless: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def ran(self) -> bool:

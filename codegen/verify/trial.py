@@ -14,7 +14,7 @@ from pathlib import Path
 
 from codegen.built import BuiltKernel
 from codegen.bundle.reader import read_bundle
-from codegen.bundle.records import FORMAT, Bundle, LaunchRecord, Manifest
+from codegen.bundle.records import FORMAT, Bundle, LaunchRecord, Manifest, SizeRecord
 from codegen.bundle.writer import BuiltLaunch, BuiltRank, arguments_of, kernel_record, write_files
 from codegen.generators import GENERATORS
 from codegen.target import Target
@@ -56,8 +56,22 @@ class Trial:
         return self.files[launch.binary]
 
 
-def trial_of(form: KernelForm, steps: Sequence[Step], built: Sequence[BuiltKernel], target: Target) -> Trial:
-    """The bundle of kernels that compute ``form``, one per step.
+@dataclass(frozen=True)
+class Sized:
+    """The size of an operator that is known at launch: its record, and the tensors whose first dimension it is."""
+
+    record: SizeRecord
+    tensors: tuple[str, ...]
+
+
+def trial_of(
+    form: KernelForm,
+    steps: Sequence[Step],
+    built: Sequence[BuiltKernel],
+    target: Target,
+    sized: Sized | None = None,
+) -> Trial:
+    """The bundle of kernels that compute ``form``, one per step; ``sized`` where a size is known at launch.
 
     Its arguments are those of the operator as its author wrote it, in that order.
 
@@ -68,7 +82,10 @@ def trial_of(form: KernelForm, steps: Sequence[Step], built: Sequence[BuiltKerne
     generator = GENERATORS[target.generator]
     tensors = {tensor.name: tensor for problem, _ in steps for tensor in problem.tensors}
     output = steps[-1][0].output
-    arguments = arguments_of((*(tensors.get(tensor.name, tensor) for tensor in form.source.inputs), output))
+    arguments = arguments_of(
+        (*(tensors.get(tensor.name, tensor) for tensor in form.source.inputs), output),
+        () if sized is None else sized.tensors,
+    )
     launches = [
         BuiltLaunch(problem=problem, built=kernel, schedule=schedule.to_json())
         for (problem, schedule), kernel in zip(steps, built, strict=True)
@@ -81,15 +98,20 @@ def trial_of(form: KernelForm, steps: Sequence[Step], built: Sequence[BuiltKerne
         device=target.generator,
         architecture=target.architecture,
         statements=(),
-        axes=dict(form.expr.sizes),
+        axes=dict(form.expr.sizes) if sized is None else {**form.expr.sizes, sized.record.axis: _largest(sized)},
         fused_axes={},
         accumulate=form.expr.accumulate,
         arguments=arguments,
         notes=(),
         kernels=(kernel_record(1, build, arguments, generator),),
+        launch_size=None if sized is None else sized.record,
     )
     with tempfile.TemporaryDirectory(prefix="roller-trial-") as folder:
         write_files(Path(folder), manifest, [build], generator)
         bundle = read_bundle(folder, runs_opencl=True)
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     return Trial(bundle, files, tensors)
+
+
+def _largest(sized: Sized) -> int:
+    return sized.record.ranges[-1].last

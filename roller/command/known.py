@@ -102,7 +102,23 @@ def show_stored(
     if not as_json:
         seconds = time.perf_counter() - start
         rows = [(operator.name, operator.rows) for operator in operators]
+        launch_size = operators[0].record.get("launch_size")
+        if len(operators) == 1 and launch_size is not None:
+            print_ranges(launch_size)
         print_kernels(rows, device, f"in {seconds:.1f} s (known from an earlier run)", out / operators[0].name)
+
+
+def print_ranges(launch_size: Mapping[str, Any]) -> None:
+    """Sizes that are known at launch and the kernel that is launched for each, by what a manifest says of them."""
+    axis = launch_size["axis"]
+    table = new_table((axis, "kernel", "predicted"), (f"best for the largest {axis} alone",))
+    for each in launch_size["ranges"]:
+        sizes = str(each["first"]) if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
+        times = (f"{each[key] * 1e6:.1f} µs" for key in ("seconds", "best_seconds"))
+        table.add_row(sizes, str(each["rank"]), *times)
+    print_table(table)
+    if launch_size["multiple"] > 1:
+        print_line(f"{axis} is a multiple of {launch_size['multiple']}")
 
 
 def print_kernels(

@@ -18,8 +18,9 @@ from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
 from hal.support.tables import new_table, print_line, print_table
 from roller.algorithms import DIRECT
-from roller.command.known import KnownOperator, print_kernels, record_json
-from roller.compile.pipeline import CompiledOperator, RankedKernel
+from roller.command.known import KnownOperator, print_kernels, print_ranges, record_json
+from roller.compile.pipeline import CompiledOperator
+from roller.compile.ranked import RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
 
@@ -116,6 +117,7 @@ def _record(compiled: CompiledOperator, bundle: Bundle) -> dict[str, Any]:
         "kernels": [{"binary": None} | json_of(entry) for entry in record.kernels],
         "failures": list(compiled.failures),
         "struck_out": _struck_out(compiled),
+        **({} if record.launch_size is None else {"launch_size": json_of(record.launch_size)}),
     }
 
 
@@ -151,6 +153,9 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: D
     """All kernels of a single operator, or the best kernel of every operator of a list."""
     rows = [(bundle.name, kernel_rows(compiled, bundle)) for compiled, bundle in results]
     counts = ", ".join(_finding([compiled for compiled, _ in results]))
+    launch_size = results[0][1].manifest.launch_size
+    if len(results) == 1 and launch_size is not None:
+        print_ranges(json_of(launch_size))
     print_kernels(rows, device, f"in {seconds:.1f} s ({counts})", results[0][1].directory)
 
 
@@ -172,7 +177,8 @@ def stored_operator(compiled: CompiledOperator, bundle: Bundle) -> KnownOperator
 
 def is_lasting(compiled: CompiledOperator, verify: int) -> bool:
     """True if the next run would come to the same: everything was built, and every check that was asked for did run."""
-    checks = [kernel.built.verification for kernel in compiled.kernels[:verify]]
+    count = verify if compiled.launch_size is None or not verify else len(compiled.kernels)
+    checks = [kernel.built.verification for kernel in compiled.kernels[:count]]
     is_complete = not compiled.failures and not compiled.struck_out
     return is_complete and all(check is not None and check.passed for check in checks)
 

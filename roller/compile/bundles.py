@@ -13,9 +13,11 @@ from codegen.tolerance import tolerance_of
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.atomic import staged_directory
-from roller.compile.pipeline import CompiledOperator, RankedKernel, entry_name
+from roller.compile.pipeline import CompiledOperator
+from roller.compile.ranked import RankedKernel, entry_name
 from roller.construct.program import Program
 from sokoban.language.expression import statement_text
+from sokoban.language.launch_size import has_rows
 
 
 class WrongKernelError(RuntimeError):
@@ -50,7 +52,8 @@ def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> B
 def manifest(compiled: CompiledOperator, device: DeviceSpec, reference: ReferenceKernel | None) -> Manifest:
     """The manifest of a compiled operator; ``reference`` is what its kernels are judged by on the device."""
     expr, generator = compiled.expr, _generator(device)
-    arguments = arguments_of((*expr.inputs, expr.output))
+    tensors = (*expr.inputs, expr.output)
+    arguments = arguments_of(tensors, {tensor.name for tensor in tensors if has_rows(expr, tensor)})
     return Manifest(
         format=FORMAT,
         name=expr.name,
@@ -68,6 +71,7 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec, reference: Referenc
         ),
         reference=None if reference is None else reference.record,
         allow_tf32=expr.allow_tf32,
+        launch_size=compiled.launch_size,
     )
 
 
@@ -103,7 +107,7 @@ def _builds(compiled: CompiledOperator, device: DeviceSpec) -> list[BuiltRank]:
 
 def _build(kernel: RankedKernel, device: DeviceSpec) -> BuiltRank:
     """A ranked kernel as the writer of bundles takes it."""
-    program = kernel.program
+    program, priced = kernel.program, kernel.priced or kernel.program
     longest = max((part for part, _ in kernel.parts), key=lambda part: part.estimate.seconds)
     return BuiltRank(
         launches=tuple(
@@ -119,8 +123,8 @@ def _build(kernel: RankedKernel, device: DeviceSpec) -> BuiltRank:
         ),
         workspace={tensor.name: tensor.size_bytes for tensor in program.workspace},
         seconds=kernel.seconds,
-        bound=program.estimate.bound,
-        stage_seconds=program.estimate.stage_seconds,
+        bound=priced.estimate.bound,
+        stage_seconds=priced.estimate.stage_seconds,
         tiles=longest.schedule.tiles(device),
         policy=program.policy,
         tolerance=_tolerance(program),
@@ -142,6 +146,7 @@ def _verification(checked: Verification | None) -> VerificationRecord | None:
         checks=checked.checks,
         seeds=checked.seeds,
         needless=checked.needless,
+        sizes=checked.sizes,
     )
 
 

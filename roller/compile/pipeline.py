@@ -8,10 +8,10 @@ from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from codegen.built import BuiltKernel
+from codegen.bundle.records import SizeRecord
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.cache import KnownFirst
 from codegen.compile.request import BuildRequest, BuiltProgram
@@ -21,12 +21,15 @@ from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS
+from roller.compile.ranked import RankedKernel, StruckOut, entry_name
+from roller.compile.sized import check_of, searches_in, sized_kernels
 from roller.construct.construct import construct
-from roller.construct.program import Program, ProgramPart
+from roller.construct.program import Program
 from roller.programs import Programs, find_programs, finders, form_on
+from roller.sizes import SizedPrograms
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import TensorExpr
-from sokoban.model.compiled import compiled_estimate, worthwhile_blocks
+from sokoban.model.compiled import worthwhile_blocks
 from sokoban.search.search import SearchResult, search
 
 #: Programs constructed beyond those asked for, built only where some of those fail or spill.
@@ -40,26 +43,6 @@ SPARES = 4
 SQUEEZED_REACH = 1.25
 
 
-@dataclass(frozen=True)
-class RankedKernel:
-    """A program, what was built of it, kernel by kernel, and for what."""
-
-    program: Program
-    built: BuiltProgram
-    device: DeviceSpec
-
-    @cached_property
-    def seconds(self) -> float:
-        """Time that the kernels are expected to take as they were compiled, launches included."""
-        more = (_compiled_seconds(part, built, self.device) - part.estimate.seconds for part, built in self.parts)
-        return self.program.estimate.seconds + sum(more)
-
-    @property
-    def parts(self) -> tuple[tuple[ProgramPart, BuiltKernel], ...]:
-        """Computation, schedule and estimate of every kernel, and the kernel, in the order of the launches."""
-        return tuple(zip(self.program.parts, self.built.parts, strict=True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompiledOperator:
     """An operator's kernels, best first, and how they came about.
@@ -69,6 +52,7 @@ class CompiledOperator:
         total_seconds: from the parsed operator to the last kernel; other operators may have run meanwhile.
         failures: why some programs gave no kernel.
         struck_out: programs whose kernels failed their verification, in the order in which they were tried.
+        launch_size: a size that is known at launch, and which kernels are for which; None where all sizes are known.
     """
 
     expr: TensorExpr
@@ -78,6 +62,7 @@ class CompiledOperator:
     total_seconds: float
     failures: tuple[str, ...]
     struck_out: tuple[StruckOut, ...] = ()
+    launch_size: SizeRecord | None = None
 
     @property
     def error(self) -> str:
@@ -88,14 +73,6 @@ class CompiledOperator:
         first, count = self.struck_out[0], len(self.struck_out)
         tried = "the only kernel" if count == 1 else f"all {count} kernels tried"
         return f"{tried} failed verification by {first.verification.method}: {first.verification.reason}"
-
-
-@dataclass(frozen=True)
-class StruckOut:
-    """A program that computes something else than its operator, as a run of its kernels showed."""
-
-    program: Program
-    verification: Verification
 
 
 def compile_operators(
@@ -125,7 +102,10 @@ def compile_operators(
         BrokenProcessPool: a process of the pool died.
     """
     # All of them first: whatever is wrong with the last one is known before the first is written.
-    jobs = [_Job(expr, device, top_k, verify, pool, method, algorithms) for expr in expressions]
+    jobs = [
+        (_Job if expr.launch_size is None else _SizedJob)(expr, device, top_k, verify, pool, method, algorithms)
+        for expr in expressions
+    ]
     if jobs:
         # The pool is still loading its compilers.
         jobs[0].search_in_process()
@@ -309,22 +289,52 @@ class _Job:
         return []
 
 
-def entry_name(name: str) -> str:
-    """Kernel name for an operator: ``matmul-1`` is ``roller_matmul_1``."""
-    return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+class _SizedJob(_Job):
+    """An operator one of whose sizes is known at launch: all of its kernels are proved, or none."""
+
+    def __init__(
+        self,
+        expr: TensorExpr,
+        device: DeviceSpec,
+        top_k: int,
+        verify: int,
+        pool: Executor,
+        method: str,
+        algorithms: Collection[str],
+    ) -> None:
+        self.expr, self.device, self.verify, self.pool = expr, device, verify, pool
+        self.method, self.algorithms, self.form = method, algorithms, form_on(expr, device)
+        SizedPrograms.check(expr, device)
+
+    def search_in_process(self) -> None:
+        """Nothing: its searches are many."""
+
+    def search_in_pool(self) -> None:
+        """Nothing: it begins all of them when it is its turn."""
+
+    def start(self) -> None:
+        """Nothing, likewise."""
+
+    def _finish(self) -> CompiledOperator:
+        sized = sized_kernels(
+            self.expr, self.device, verify=self.verify > 0, pool=self.pool, method=self.method,
+            algorithms=self.algorithms,
+        )  # fmt: skip
+        return CompiledOperator(
+            expr=self.expr,
+            form=self.form,
+            programs=sized.programs.last,
+            kernels=sized.kernels,
+            total_seconds=sized.seconds,
+            failures=sized.failures,
+            struck_out=sized.struck_out,
+            launch_size=sized.record,
+        )
 
 
 def _order(kernel: RankedKernel) -> tuple[bool, float]:
     """Spilling kernels rank below those that do not; then by predicted time, with the registers that they got."""
     return bool(kernel.built.spill_bytes), kernel.seconds
-
-
-def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec) -> float:
-    """A kernel's expected time by the registers that the compiler gave it; the estimate where it reported none."""
-    estimate = compiled_estimate(
-        part.problem, part.schedule, device, registers=built.registers, spill_bytes=built.spill_bytes or 0
-    )
-    return (estimate or part.estimate).seconds
 
 
 def verify_operators(
@@ -353,6 +363,11 @@ def verify_operators(
     how = (target, engine_for(target.generator, engine), tuple(order_seeds))
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
+        if expr.launch_size is not None:
+            sized = SizedPrograms.of(expr, device, method, algorithms, searches_in(pool, device))
+            checks = [check_of(choice, expr, target, pool, tuple(order_seeds)) for choice in sized.rule().choices]
+            started.append((expr.name, checks))
+            continue
         form = form_on(expr, device)
         programs = find_programs(form, device, top_k, method, algorithms).ranked(top_k, algorithms)
         started.append((expr.name, [_checked(program, how, pool) for program in programs]))

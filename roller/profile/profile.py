@@ -239,6 +239,10 @@ def _check_alike(names: Sequence[object], boards: Sequence[Board]) -> None:
 def profile_bundle(folder: Path, runner: Runner, board: Board, options: ProfileOptions) -> OperatorProfile:
     """Measure the kernels of one bundle, except for those whose times are known."""
     bundle = read_bundle(folder)
+    if bundle.manifest.launch_size is not None:
+        axis = bundle.manifest.launch_size.axis
+        problem = f"holds kernels of many {axis}, whose times are not measured yet"
+        raise InputError(str(folder), problem, f"compile the operator with a number for {axis}")
     if bundle.reference is None and not bundle.is_for_cpu:
         raise InputError(str(folder), "has no reference to check its kernels against", "compile the operator again")
     chosen = sorted(bundle.kernels, key=lambda kernel: kernel.predicted_rank)[: options.top_k]

@@ -32,7 +32,7 @@ from functools import cached_property
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.attention_gradient import gradient_flops
-from sokoban.kernel.kernel import ExpressionKernel
+from sokoban.kernel.kernel import ExpressionKernel, LaunchAxis
 from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
@@ -79,6 +79,7 @@ class KernelForm(ExpressionKernel):
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
         fused: pairs of a fused axis and the axes that it stands for.
         stages: forms of the kernels of a ``sequence``, in order.
+        launch_axis: the axis whose size is known at launch, which has the largest; None where all sizes are known.
     """
 
     source: TensorExpr
@@ -88,6 +89,7 @@ class KernelForm(ExpressionKernel):
     final: Statement
     fused: tuple[tuple[str, tuple[str, ...]], ...]
     stages: tuple[KernelForm, ...] = ()
+    launch_axis: LaunchAxis | None = None
 
     #: A compiler writes its text, which has no narrow floats in OpenCL C.
     KEEPS_NARROW_FLOATS = False
@@ -101,6 +103,12 @@ class KernelForm(ExpressionKernel):
     def stated(self) -> tuple[Statement, ...]:
         """The statements as the user wrote them."""
         return self.source.statements
+
+    def launched(self, axis: str) -> KernelForm:
+        """The kernel with the size of one of the author's axes known at launch."""
+        fused = next(((name, parts) for name, parts in self.fused if axis in parts), (axis, (axis,)))
+        elements = math.prod(self.source.sizes[part] for part in fused[1] if part != axis)
+        return replace(self, launch_axis=LaunchAxis(fused[0], elements))
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

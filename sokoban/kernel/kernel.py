@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from sokoban.kernel.statements import widened_tensors
@@ -16,6 +16,19 @@ class _HasTensors(Protocol):
 
     @property
     def output(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LaunchAxis:
+    """The axis of a kernel whose size is known at launch.
+
+    Attributes:
+        name: of the axis.
+        elements: of it for each of the size, where it is fused with others.
+    """
+
+    name: str
+    elements: int = 1
 
 
 _K = TypeVar("_K", bound="Kernel")

@@ -314,6 +314,50 @@ class Origin:
         return dict(self.names).get(program_name, program_name)
 
 
+#: The primes that occur in tiles: a number of rows with none of them ends within a tile of whatever size.
+_TILE_PRIMES = math.prod((2, 3, 5, 7, 11, 13))
+
+#: Fewest multiples of rows that a kernel is written for, so that no axis is of one element.
+_LEAST_ROWS = 17
+
+
+@dataclass(frozen=True)
+class LaunchSize:
+    """A size that is known at launch.
+
+    Attributes:
+        axis: its axis.
+        most: the largest.
+        multiple: of which every size is one.
+    """
+
+    axis: str
+    most: int
+    multiple: int = 1
+
+    def problem(self, size: int) -> str:
+        """Problem of a size at launch; empty where it is one of those that were promised.
+
+        >>> LaunchSize("m", 64, 8).problem(20)
+        'm = 20 is no multiple of 8'
+        """
+        if not 0 < size <= self.most:
+            return f"{self.axis} = {size} is not between 1 and {self.most}"
+        return f"{self.axis} = {size} is no multiple of {self.multiple}" if size % self.multiple else ""
+
+    def reach(self, last: int) -> int:
+        """The size that a kernel for sizes up to ``last`` is written for: the next that no tile divides, so that every
+        edge that some size has is guarded, and no vector is wider than all sizes allow.
+
+        >>> LaunchSize("m", 8192).reach(8192), LaunchSize("m", 8192, 8).reach(64)
+        (8209, 136)
+        """
+        count = max(-(-last // self.multiple), _LEAST_ROWS)
+        while math.gcd(count, _TILE_PRIMES) > 1:
+            count += 1
+        return count * self.multiple
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorExpr:
     """One operator: statements in order; the last one defines the output.
@@ -321,7 +365,8 @@ class TensorExpr:
     ``tensors`` holds the inputs in order of first use, then every statement's tensor in statement order.
     ``accumulate`` is the dtype in which values are computed and reduced. With ``allow_tf32`` a product of float32
     matrices may round its operands to TensorFloat-32, of ten bits of mantissa. ``origin`` is the named operator that
-    wrote the statements, or that they were recognised as; None for any other expression.
+    wrote the statements, or that they were recognised as; None for any other expression. ``launch_size`` is a size that
+    is known at launch, whose axis has the largest; None where all sizes are known.
     """
 
     name: str
@@ -331,6 +376,7 @@ class TensorExpr:
     accumulate: str
     allow_tf32: bool = False
     origin: Origin | None = None
+    launch_size: LaunchSize | None = None
 
     def operator_as(self, kind: type[_Operator]) -> _Operator | None:
         """The named operator of a ``kind`` that the expression is, an epilogue or none behind it; None where it is

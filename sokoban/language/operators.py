@@ -11,8 +11,9 @@ import difflib
 import hashlib
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +21,19 @@ import msgspec
 from msgspec import Struct
 
 from hal.support.errors import InputError
-from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.checks import (
+    MAX_AXIS_SIZE,
+    MAX_NAME_LENGTH,
+    check_accumulate,
+    check_dtype,
+    check_shape,
+    check_sizes,
+    shown,
+)
 from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
+from sokoban.language.launch_size import MOST_KEY, MULTIPLE_KEY, taken_out, with_launch_size
 from sokoban.language.layers import is_layer
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
@@ -80,6 +90,23 @@ def operator_from_data(data: object) -> TensorExpr:
     """
     if not isinstance(data, dict):
         raise InputError("", f"expected an object, got {_json_type(data)}", 'write {"op": ...} or {"expr": ...}')
+    data, at_launch = taken_out(data)
+    expr = _from_data(data)
+    for path, value in at_launch.items():
+        expr = with_launch_size(expr, path, value, partial(_axis_sizes, data, path))
+    return expr
+
+
+def _axis_sizes(data: dict[str, Any], path: str, size: int) -> Mapping[str, int]:
+    """Sizes of an operator's axes with another size by a key."""
+    key = path.removeprefix("sizes.")
+    if path != key:
+        return {**data["sizes"], key: size}
+    return _convert({**data, key: size}, NAMED_OPERATORS[data["op"]]).program().sizes
+
+
+def _from_data(data: dict[str, Any]) -> TensorExpr:
+    """One JSON object whose sizes are all numbers -> its expression."""
     if ("op" in data) == ("expr" in data):
         problem = "has both op and expr" if "op" in data else "has neither op nor expr"
         raise InputError("", problem, 'write {"op": ...} or {"expr": ...}')
@@ -336,6 +363,27 @@ def _decode(text: bytes, source_name: str) -> object:
         raise InputError(source_name, f"broken JSON at line {line}, column {column}: {problem}") from None
 
 
+#: A size as a JSON Schema: a number, and what may stand in its place.
+_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_AXIS_SIZE}
+_LAUNCH_SIZE = {
+    "title": "Size that is known at launch",
+    "type": "object",
+    "properties": {MOST_KEY: _SIZE, MULTIPLE_KEY: {**_SIZE, "default": 1}},
+    "required": [MOST_KEY],
+    "additionalProperties": False,
+}
+
+
+def _allow_launch_sizes(components: dict[str, Any]) -> None:
+    """Sizes of named operators, and those of axes, may be known at launch."""
+    either = {"anyOf": [_SIZE, {"$ref": "#/$defs/LaunchSize"}]}
+    for operator in NAMED_OPERATORS.values():
+        properties = components[operator.__name__]["properties"]
+        properties.update({key: either for key, value in properties.items() if value == _SIZE})
+    components[Expr.__name__]["properties"]["sizes"]["additionalProperties"] = either
+    components["LaunchSize"] = _LAUNCH_SIZE
+
+
 def operator_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of an operator file."""
     hook: Callable[[type], dict[str, Any]] | None = None
@@ -343,6 +391,7 @@ def operator_schema() -> dict[str, Any]:
         [*NAMED_OPERATORS.values(), Expr], schema_hook=hook, ref_template="#/$defs/{name}"
     )
     components["Operator"] = {"anyOf": list(schemas)}
+    _allow_launch_sizes(components)
     item = {"$ref": "#/$defs/Operator"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -200,7 +200,8 @@ class RawKernel:
         seen = [gpu.tensor_maps[arg.tobytes()] for arg in args if isinstance(arg, np.ndarray)]
         addresses = [gpu.map_address(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
         self.maps = tuple(seen)
-        arrays = [gpu.memory[pointer] for pointer in addresses]
+        # A number of 32 bits is a parameter by value, a pointer one of 64.
+        arrays = [np.array([arg]) if isinstance(arg, np.int32) else gpu.memory[arg] for arg in addresses]
         if stream.captured is not None:
             stream.captured.append((self, grid, block, arrays, shared_mem))
             return

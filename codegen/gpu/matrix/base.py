@@ -24,6 +24,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.adjacent import SCALAR_FUNCTIONS, AdjacentResults, is_scalar
 from codegen.gpu.raster import block_places
+from codegen.tir.bounds import Bounds
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import TileRequest
@@ -126,6 +127,11 @@ class ProductPlan:
     def tensors(self) -> Mapping[str, Tensor]:
         """The tensors by name, as kernels see them."""
         return {name: _stored(tensor) for name, tensor in self.form.expr.tensor_by_name.items()}
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Ends of axes and tensors."""
+        return Bounds(self.form)
 
     @cached_property
     def padded(self) -> Mapping[str, int]:
@@ -264,7 +270,8 @@ class ProductKernel(ABC):
                 within = within % 8 * 2 + within // 8
             m = strip_row // FRAGMENT * schedule.thread_of[roles.m] + row * FRAGMENT + within
             axes = {**self.origin, roles.m: self.origin[roles.m] + m, roles.n: self.origin[roles.n] + column}
-            inside = [axes[axis] < self.form.sizes[axis] for axis in (roles.m, roles.n) if self._is_padded(axis)]
+            ends = self.plan.bounds
+            inside = [axes[axis] < ends.size(axis) for axis in (roles.m, roles.n) if self._is_padded(axis)]
             if not inside:
                 write(axes, strip_row * width + column)
                 return
@@ -344,6 +351,7 @@ def lower_product(kernel: type[ProductKernel], request: TileRequest) -> Lowered:
         module=written(request.entry, lambda: _write_function(kernel, plan)),
         entry=request.entry,
         grid=(schedule.grid_blocks(form.sizes), 1, 1),
+        launch=plan.bounds.shape(schedule),
         block=(WARP, plan.warps, 1),
         shared_bytes=shared_bytes,
         dynamic_shared_bytes=kernel.dynamic_bytes(plan),
@@ -355,12 +363,13 @@ def _write_function(kernel: type[ProductKernel], plan: ProductPlan) -> None:
     # Eight-bit floats are bytes to TVM: the tensors as they are stored, not as the operator has them.
     buffers = {tensor.name: parameter(plan.tensors[tensor.name]) for tensor in plan.form.expr.inputs}
     output = parameter(plan.form.expr.output)
+    plan.bounds.declare()
     with (
         T.launch_thread("blockIdx.x", plan.schedule.grid_blocks(plan.form.sizes)) as number,
         T.launch_thread("threadIdx.y", plan.warps) as warp,
         T.launch_thread("threadIdx.x", WARP) as lane,
     ):
-        places = block_places(number, plan.form, plan.schedule)
+        places = block_places(number, plan.form, plan.schedule, plan.bounds)
         origin = {axis: place * plan.schedule.block_of[axis] for axis, place in places.items()}
         kernel(plan, ProductBlock(buffers=buffers, output=output, origin=origin, warp=warp, lane=lane)).write()
 

@@ -12,7 +12,7 @@ registers, of sixteen bytes a lane once the four lanes that hold a row have exch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
 from codegen.gpu.matrix.copied import stage_bytes
 from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text, place_text
 from codegen.gpu.matrix.panels import DEPTH_BYTES, PanelTile, tile_problem
+from codegen.launch_shape import SIZE_PARAMETER, LaunchShape
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
 from codegen.tir.lowering import TileRequest
@@ -73,6 +74,7 @@ def lower(request: TileRequest) -> Lowered:
         threads=schedule.threads_per_block,
         shared_bytes=kernel.shared_bytes,
         maps=tuple(kernel.tensor_map(tensor) for tensor in form.expr.inputs if tensor.name in kernel.loads),
+        launch=kernel.launch_shape,
     )
 
 
@@ -163,6 +165,28 @@ class _BulkKernel:
         """Blocks of the launch."""
         return min(self.schedule.launched or self.all_tiles, self.all_tiles)
 
+    @cached_property
+    def launch_shape(self) -> LaunchShape | None:
+        """Blocks of the launch by a size that is known then; None where their number is known."""
+        axis = self.form.launch_axis
+        if axis is None:
+            return None
+        tile = self.tile[axis.name] * self.along.get(axis.name, 1)
+        blocks = self.all_tiles // self.tiles[axis.name]
+        return LaunchShape(tile=tile, blocks=blocks, elements=axis.elements, most=self.schedule.launched or None)
+
+    def _end(self, axis: str) -> str:
+        """End of an axis, as the text has it."""
+        launch = self.form.launch_axis
+        if launch is None or axis != launch.name:
+            return str(self.form.sizes[axis])
+        return SIZE_PARAMETER if launch.elements == 1 else f"{SIZE_PARAMETER} * {launch.elements}"
+
+    def _count(self, axis: str) -> str:
+        """Tiles along an axis, as the text has it."""
+        launch = self.form.launch_axis
+        return str(self.tiles[axis]) if launch is None or axis != launch.name else f"tiles_{identifier(axis)}"
+
     @property
     def is_persistent(self) -> bool:
         """True if blocks compute several tiles."""
@@ -186,6 +210,7 @@ class _BulkKernel:
             tensor=tensor.name,
             dtype=self.roles.dtype,
             shape=tensor.shape,
+            launch_elements=launch_elements(self.form, load),
             box=tuple(box.get(dimension_axis(index, self.roles) or "", 1) for index in load.indices),
         )
 
@@ -210,7 +235,7 @@ extern "C" __global__ void {bounds}
   constexpr int FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8;
   extern __shared__ __align__({device.ATOM_BYTES}) char shared[];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-{self._ranks()}
+{self._ranks()}{self._launch_tiles()}
   if (thread == 0) {{
     for (int stage = 0; stage < STAGES; ++stage) {{
       barrier_make(shared, FULL + {BARRIER_BYTES} * stage, 1);
@@ -242,6 +267,15 @@ extern "C" __global__ void {bounds}
   const int rank = cluster_rank(), rank_m = rank / {across}, rank_n = rank % {across};
   const int partner = lane < {across} ? rank_m * {across} + lane : (rank_m ^ 1) * {across} + rank_n;"""
 
+    def _launch_tiles(self) -> str:
+        """The number of tiles that follows from the size that is known at launch."""
+        axis = self.form.launch_axis
+        if axis is None:
+            return ""
+        tile = self.tile[axis.name] * self.along.get(axis.name, 1)
+        end = self._end(axis.name)
+        return f"\n  const int {self._count(axis.name)} = ({end} + {tile - 1}) / {tile};"
+
     def _partners(self) -> int:
         """Blocks of a cluster that copy to a block, itself among them."""
         return sum(self.along.values()) - 1
@@ -255,7 +289,8 @@ extern "C" __global__ void {bounds}
             else:
                 texts.append(f"const {POINTERS[tensor.dtype]}* __restrict__ {name}_ptr")
         output = self.form.expr.output
-        return ", ".join([*texts, f"{POINTERS[output.dtype]}* __restrict__ {identifier(output.name)}_ptr"])
+        texts.append(f"{POINTERS[output.dtype]}* __restrict__ {identifier(output.name)}_ptr")
+        return ", ".join([*texts, *([f"int {SIZE_PARAMETER}"] if self.form.launch_axis else [])])
 
     def _steps(self) -> int:
         padded = padded_sizes(self.form, self.schedule)
@@ -267,24 +302,26 @@ extern "C" __global__ void {bounds}
         first, stride = (
             ("blockIdx.x", "gridDim.x") if cluster < 2 else (f"blockIdx.x / {cluster}", f"gridDim.x / {cluster}")
         )
-        down, across = self.tiles[roles.m], self.tiles[roles.n]
-        lines = [f"for (int tile = {first}; tile < {math.prod(self.tiles.values())}; tile += {stride}) {{"]
+        across = self.tiles[roles.n]
+        lines = [f"for (int tile = {first}; tile < {self._product(self.tiles)}; tile += {stride}) {{"]
         # Bands count blocks, tiles of a walk are clusters.
         band = min(-(-self.schedule.raster // self.along[roles.n]), across)
         if band:
             lines += [
-                f"  const int within = tile % {down * across}, band = within / {band * down} * {band};",
-                f"  const int at = within - band * {down}, broad = {self._broad(band, across)};",
+                f"  const int within = tile % {self._product((roles.m, roles.n))}, "
+                f"band = within / {self._times(band, roles.m)} * {band};",
+                f"  const int at = within - band * {self._count(roles.m)}, broad = {self._broad(band, across)};",
                 "  const int down = at / broad, across = band + at % broad;",
             ]
         else:
+            down = self._count(roles.m)
             lines.append(f"  const int down = tile / {across} % {down}, across = tile % {across};")
         number = {roles.m: "down", roles.n: "across"}
-        quotient = f"tile / {down * across}"
+        quotient = f"tile / {self._product((roles.m, roles.n))}"
         for axis in reversed(order):
             if axis not in number:
-                number[axis] = f"{quotient} % {self.tiles[axis]}"
-                quotient = f"{quotient} / {self.tiles[axis]}"
+                number[axis] = f"{quotient} % {self._count(axis)}"
+                quotient = f"{quotient} / {self._count(axis)}"
         for axis in order:
             along = self.along.get(axis, 1)
             place = number[axis]
@@ -292,6 +329,18 @@ extern "C" __global__ void {bounds}
                 place = f"({place} * {along} + {'rank_m' if axis == roles.m else 'rank_n'})"
             lines.append(f"  const int {_origin(axis)} = {place} * {self.tile[axis]};")
         return "\n".join(f"    {line}" for line in lines)
+
+    def _times(self, count: int, axis: str) -> str:
+        """Some times the tiles along an axis."""
+        number = self._count(axis)
+        return str(count * int(number)) if number.isdigit() else f"({count} * {number})"
+
+    def _product(self, axes: Iterable[str]) -> str:
+        """Tiles along several axes."""
+        numbers = [self._count(axis) for axis in axes]
+        known = math.prod(int(number) for number in numbers if number.isdigit())
+        names = [number for number in numbers if not number.isdigit()]
+        return f"({' * '.join([*names, str(known)])})" if names else str(known)
 
     @staticmethod
     def _broad(band: int, across: int) -> str:
@@ -413,8 +462,8 @@ extern "C" __global__ void {bounds}
         form, roles = self.form, self.roles
         m, n, output = _origin(roles.m), _origin(roles.n), form.expr.output
         axes = {axis: _origin(axis) for axis in form.final.axes} | {roles.m: "row", roles.n: "column"}
-        inside = [f"row < {form.sizes[roles.m]}"] if self._is_cut(roles.m) else []
-        across = f"column < {form.sizes[roles.n]}" if self._is_cut(roles.n) else ""
+        inside = [f"row < {self._end(roles.m)}"] if self._is_cut(roles.m) else []
+        across = f"column < {self._end(roles.n)}" if self._is_cut(roles.n) else ""
         guard = " && ".join([*inside, *([across] if across else [])])
         computed = "int" if form.expr.final_dtype == "int32" else "float"
         value = "sum" if computed == "int" else final_text(form, axes, "sum")
@@ -481,6 +530,13 @@ extern "C" __global__ void {bounds}
     def _is_cut(self, axis: str) -> bool:
         """True if tiles reach beyond the output along an axis."""
         return self.tiles[axis] * self.tile[axis] * self.along.get(axis, 1) > self.form.sizes[axis]
+
+
+def launch_elements(form: KernelForm, load: Load) -> int:
+    """Elements of a tensor's first dimension for each of the size that is known at launch; 0 where it has no part in
+    it."""
+    launch = form.launch_axis
+    return launch.elements if launch is not None and load.indices[0].axes == (launch.name,) else 0
 
 
 def _origin(axis: str) -> str:

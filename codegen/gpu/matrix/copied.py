@@ -112,9 +112,8 @@ class CopiedProduct(ProductKernel):
 
     def _place(self, place: Load, axes: Mapping[str, Expr]) -> Expr:
         """The number that says where a row is."""
-        return read_in_place(
-            place, self.plan.tensors, self.block.buffers, axes, {**self.form.sizes, **self.plan.padded}
-        )
+        ranges, bounds = {**self.form.sizes, **self.plan.padded}, self.plan.bounds
+        return read_in_place(place, self.plan.tensors, self.block.buffers, axes, ranges, bounds=bounds)
 
     def _step_origin(self, step: Expr) -> dict[str, Expr]:
         origin: dict[str, Expr] = {}
@@ -140,12 +139,14 @@ class CopiedProduct(ProductKernel):
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
             offset = self.place(load, stage, row, column)
             if size not in COPY_BYTES:
-                value = read_in_place(load, self.plan.tensors, self.block.buffers, axes, ranges)
+                value = read_in_place(
+                    load, self.plan.tensors, self.block.buffers, axes, ranges, bounds=self.plan.bounds
+                )
                 self.call("store_shared", self.shared.data, offset, value)
                 return
             indices = places(load, axes, lambda place: self._place(place, axes))
             source = T.address_of(self.block.buffers[load.tensor][indices])
-            conditions = read_conditions(load, tensor, indices, ranges)
+            conditions = read_conditions(load, tensor, indices, ranges, self.plan.bounds)
             if conditions:
                 inside = tirx.all(*conditions)
                 self.call(f"copy_async_{size}_guarded", self.shared.data, offset, source, inside)

@@ -160,7 +160,7 @@ class WmmaKernel(ProductKernel):
         def copy(row: Expr, column: Expr) -> None:
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
             ranges = {**self.form.sizes, **self.plan.padded}
-            value = read_in_place(load, self.plan.tensors, self.block.buffers, axes, ranges)
+            value = read_in_place(load, self.plan.tensors, self.block.buffers, axes, ranges, bounds=self.plan.bounds)
             T.buffer_store(shared, value, [row * (width + padding) + column])
 
         self.share_out(self.tile[outer], width, self.fetch_width(load), copy)

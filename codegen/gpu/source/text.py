@@ -12,6 +12,7 @@ import tvm
 import tvm.s_tir  # noqa: F401  (its passes, which elsewhere come with the graphs of operators)
 
 from codegen.gpu.source.opencl_functions import with_device_functions
+from codegen.launch_shape import SIZE_PARAMETER
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, reason_of
 from codegen.tir.statements import without_mentions
 from sokoban.kernel.instructions import Instruction
@@ -129,9 +130,12 @@ def _source(lowered: Lowered, target: Any, parameters: Sequence[str]) -> str:
     except Exception as error:
         raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error
     source: str = executable.mod.imports[0].inspect_source()
-    dtypes = {str(var.name): str(var.dtype) for var in lowered.module[lowered.entry].params}
+    buffers = [var for var in lowered.module[lowered.entry].params if str(var.name) != SIZE_PARAMETER]
+    dtypes = {str(var.name): str(var.dtype) for var in buffers}
     pointer = _OPENCL_POINTER if target.kind.name == "opencl" else _CUDA_POINTER
     declared = {name: pointer.format(_C_TYPES[dtypes[name]], f"{name}_ptr") for name in parameters if name in dtypes}
+    if lowered.launch is not None:
+        declared[SIZE_PARAMETER] = f"int {SIZE_PARAMETER}"
     return _order_parameters(source, lowered.entry + KERNEL_SUFFIX, parameters, declared)
 
 
@@ -161,13 +165,13 @@ def _order_parameters(source: str, kernel: str, parameters: Sequence[str], decla
     TVM sorts a device function's parameters by name, and leaves out a tensor that turns out to be read nowhere (all of
     it multiplied away, or outside every access); a caller passes it all the same. ``declared`` spells such a one.
     """
-    names = [f"{name}_ptr" for name in parameters]
+    names = [*(f"{name}_ptr" for name in parameters), *([SIZE_PARAMETER] if SIZE_PARAMETER in declared else [])]
 
     def ordered(match: re.Match[str]) -> str:
         given = {part.split()[-1].lstrip("*"): part.strip() for part in match.group(2).split(",") if part.strip()}
         if not given.keys() <= set(names):
             raise LoweringError(f"{kernel}: parameters {sorted(given)} are not the operator's {names}")
-        parts = [given.get(f"{name}_ptr") or declared[name] for name in parameters]
+        parts = [given.get(name) or declared[name.removesuffix("_ptr")] for name in names]
         return match.group(1) + ", ".join(parts) + ")"
 
     return re.sub(rf"(\b{re.escape(kernel)}\()([^)]*)\)", ordered, source)

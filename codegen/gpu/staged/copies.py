@@ -195,7 +195,7 @@ class TileCopy:
             index = tile.index(position, coordinate, self.origin)
             if tile.is_spare(position):
                 lanes = tile.vector if position == len(tile.dimensions) - 1 else 1
-                index = tirx.min(index, tile.tensor.shape[position] - lanes)
+                index = tirx.min(index, tile.end(position) - lanes)
             indices.append(index)
         return indices
 

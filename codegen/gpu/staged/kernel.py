@@ -63,6 +63,7 @@ def lower(request: TileRequest) -> Lowered:
         module=written(request.entry, lambda: _write_function(plan)),
         entry=request.entry,
         grid=(schedule.grid_blocks(form.sizes), 1, 1),
+        launch=plan.bounds.shape(schedule),
         block=(schedule.threads_per_block, 1, 1),
         shared_bytes=plan.shared_bytes,
         dynamic_shared_bytes=plan.shared_bytes if plan.is_dynamic else 0,
@@ -74,11 +75,12 @@ def _write_function(plan: StagedPlan) -> None:
     expr, schedule = plan.form.expr, plan.schedule
     sources = {tensor.name: parameter(tensor) for tensor in expr.inputs}
     output = parameter(expr.output)
+    plan.bounds.declare()
     with (
         T.launch_thread("blockIdx.x", schedule.grid_blocks(plan.form.sizes)) as block,
         T.launch_thread("threadIdx.x", schedule.threads_per_block) as thread,
     ):
-        places = block_places(block, plan.form, schedule)
+        places = block_places(block, plan.form, schedule, plan.bounds)
         origin = {axis: place * schedule.block_of[axis] for axis, place in places.items()}
         buffers = _Buffers(plan, sources, output)
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
@@ -333,7 +335,7 @@ class _ThreadWriter:
         def leave(copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> None:
             local = self.thread_tile.local(copies, places)
             axes = {axis: self.origin[axis] + self.threads[axis] + local[axis] for axis in form.final.axes}
-            inside = [axes[axis] < form.sizes[axis] for axis in padded]
+            inside = [axes[axis] < self.plan.bounds.size(axis) for axis in padded]
             if not inside:
                 self._write(axes, self.thread_tile.element(copies, places), width)
                 return

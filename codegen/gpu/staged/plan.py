@@ -9,6 +9,7 @@ from functools import cached_property
 
 from codegen.gpu.staged.threads import StepLoop, ThreadTile, step_loops
 from codegen.gpu.staged.tiles import StagedTile
+from codegen.tir.bounds import Bounds
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import TileRequest
 from codegen.tir.reads import VECTOR_ANY, padded_sizes
@@ -59,6 +60,11 @@ class StagedPlan:
                 what = f"a thread copies {copies} pieces of {tile.tensor.name} a step"
                 raise LoweringError(f"{request.entry}: {what}, and {MOST_COPIES} are written out at most")
         return plan
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Ends of axes and tensors."""
+        return Bounds(self.form)
 
     @property
     def dtype(self) -> str:
@@ -164,6 +170,7 @@ class StagedPlan:
             steps=tuple(axis for axis, count in self.step_counts.items() if count > 1),
             tile=sizes,
             outputs=form.final.axes,
+            ends=self.bounds,
         )
 
     @cached_property

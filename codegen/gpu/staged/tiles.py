@@ -14,6 +14,7 @@ from functools import cached_property
 
 from tvm import tirx
 
+from codegen.tir.bounds import Bounds
 from codegen.tir.statements import total_of
 from codegen.tir.values import Expr
 from sokoban.kernel.regions import DataDimension
@@ -39,6 +40,7 @@ class StagedTile:
         steps: reduction axes that are walked in several steps.
         tile: sizes of block and step, by axis.
         outputs: axes of the output.
+        ends: of axes and tensors.
     """
 
     load: Load
@@ -53,6 +55,7 @@ class StagedTile:
     steps: tuple[str, ...]
     tile: Mapping[str, int]
     outputs: tuple[str, ...]
+    ends: Bounds
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
@@ -143,6 +146,10 @@ class StagedTile:
         high = low + (dimension.extent(self.padded) - 1) * dimension.stride
         return low < 0, high >= self.tensor.shape[position]
 
+    def end(self, position: int) -> Expr | int:
+        """End of the tensor along a dimension."""
+        return self.ends.extent(self.tensor.name, position, self.tensor.shape[position])
+
     def is_spare(self, position: int) -> bool:
         """True if elements beyond the tensor's end along a dimension belong to results that are not stored: only axes
         of the output lead there, past their own ends."""
@@ -160,7 +167,7 @@ class StagedTile:
             if short:
                 conditions.append(indices[position] >= 0)
             if far:
-                conditions.append(indices[position] < self.tensor.shape[position])
+                conditions.append(indices[position] < self.end(position))
         return conditions
 
     @cached_property

@@ -114,7 +114,7 @@ def test_more_shared_memory_than_usual_is_asked_for(gpu: fake_cupy.Gpu, tmp_path
     operator = GpuOperator.load(folder)
     operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
     assert gpu.launches[0][3] == 65536
-    assert operator.loaded[0].steps[0][1].max_dynamic_shared_size_bytes == 65536
+    assert operator.loaded[0, 1].steps[0][1].max_dynamic_shared_size_bytes == 65536
     large = GpuOperator.load(write_bundle(tmp_path, name="large", kernel={"dynamic_shared_bytes": 131072}))
     with pytest.raises(InputError, match="needs 131072 bytes of shared memory a block, this GPU gives 98304"):
         large(fake_cupy.asarray(X), fake_cupy.asarray(B))
@@ -139,15 +139,15 @@ def test_every_stream_has_a_workspace_of_its_own(gpu: fake_cupy.Gpu, tmp_path: P
     operator = GpuOperator.load(write_chain(tmp_path))
     x, b, stream = fake_cupy.asarray(X), fake_cupy.asarray(B), fake_cupy.Stream(non_blocking=True)
     operator(x, b)
-    (first,) = [operator.loaded[0].workspace()["T"]]
+    (first,) = [operator.loaded[0, operator.kernel.rank].workspace()["T"]]
     with stream:
         operator(x, b)
-        second = operator.loaded[0].workspace()["T"]
+        second = operator.loaded[0, operator.kernel.rank].workspace()["T"]
     assert first.nbytes == second.nbytes == 160
     assert first.data.ptr != second.data.ptr
     operator(x, b)
-    assert operator.loaded[0].workspace()["T"] is first
-    assert len(operator.loaded[0].streams) == 2
+    assert operator.loaded[0, operator.kernel.rank].workspace()["T"] is first
+    assert len(operator.loaded[0, operator.kernel.rank].streams) == 2
 
 
 def test_a_workspace_that_is_added_to_is_cleared_first(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:

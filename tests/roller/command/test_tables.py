@@ -49,6 +49,6 @@ def test_json_has_the_race_as_it_is() -> None:
         {
             "passed": False, "method": "cuda, emulated", "relative_error": None, "tolerance": 1e-4,
             "axis_sizes": {"m": 7}, "reason": RACE, "engine": "emulator",
-            "checks": ["values", "races"], "seeds": [0, 1, 2], "needless": [],
+            "checks": ["values", "races"], "seeds": [0, 1, 2], "needless": [], "sizes": [],
         }
     ]  # fmt: skip
