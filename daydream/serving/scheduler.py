@@ -6,6 +6,9 @@ as there are pages for what they compute; where pages run out, the sequence admi
 computed again later (``vllm/v1/core/sched/scheduler.py``; Kwon et al. 2023, section 4.5; Agrawal et al. 2024, section
 4). Where sequences reserve, one is admitted only if the pages of all that it will ever need are free, as TensorRT-LLM's
 ``GUARANTEED_NO_EVICT`` has it.
+
+With speculative tokens a decoding sequence computes its last token and some drafted ones; those accepted before the first
+that is not, and one more, are new (Leviathan et al. 2023, section 2.1). How many are accepted is drawn.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Shortest gap between two tokens that is told apart, seconds; how much longer each bin is than the one before.
 SHORTEST, STEP, BINS = 1e-6, 0.01, 2100
+
+#: Draws of accepted tokens; a sequence begins at a place of its own, so that schedules of it draw the same.
+DRAWS, _APART = 1 << 16, 7919
 
 #: Places of numbers that a simulation changes: free pages, running sequences, those that wait to be computed again,
 #: requests admitted, requests answered, preemptions, fewest free pages, most running sequences.
@@ -83,14 +89,16 @@ class _Arrivals(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """Of an iteration: tokens and sequences; requests under way, tokens that all share, and whether pages are
-    reserved."""
+    """Of an iteration: tokens and sequences; requests under way, tokens that all share, whether pages are reserved and
+    prompts carried, and drafted tokens of a sequence."""
 
     tokens: int
     sequences: int
     concurrency: int
     shared: int
     reserves: bool
+    carried: bool
+    draft: int
 
 
 class _Seconds(NamedTuple):
@@ -104,6 +112,16 @@ class _Seconds(NamedTuple):
     sequence: float
     launch: float
     overlaps: bool
+
+
+class _Draft(NamedTuple):
+    """Seconds of what drafts, as in :class:`_Seconds`, and drawn numbers of accepted tokens."""
+
+    accepted: Ints
+    body: Floats
+    head: Floats
+    decode: Grid
+    prefill: Grid
 
 
 class _State(NamedTuple):
@@ -124,7 +142,8 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     engine, launch = costs.engine, 0.0 if host.graphs else costs.launch
     arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output)
     shared = requests.shared // PAGE * PAGE
-    limits = _Limits(engine.tokens, engine.sequences, requests.concurrency or count, shared, reserves)
+    limits = _Limits(engine.tokens, engine.sequences, requests.concurrency or count, shared, reserves,
+                     requests.carried, engine.draft)  # fmt: skip
     seconds = _Seconds(
         costs.body, costs.head, costs.decode, costs.prefill, host.iteration, host.sequence, launch, host.overlaps
     )
@@ -134,11 +153,25 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     state = _State._make(np.zeros(size, np.int64) for size in sizes)
     free = max(costs.blocks - shared // PAGE, 0)
     state.numbers[_FREE] = state.numbers[_LEAST] = free
-    iterations, busy, running = _compiled_run()(arrivals, limits, seconds, state, arrived, first, finished, gaps)
+    iterations, busy, running = _compiled_run()(
+        arrivals, limits, seconds, _drafts(costs), state, arrived, first, finished, gaps
+    )
     return Schedule(
         arrived, first, finished, gaps, iterations, int(state.numbers[_PREEMPTED]), busy, running / max(iterations, 1),
         costs.blocks - int(state.numbers[_LEAST]), int(state.numbers[_MOST]),
     )  # fmt: skip
+
+
+def _drafts(costs: IterationCosts) -> _Draft:
+    """Tables of what drafts, zeros where nothing computes: tokens are then looked up in the prompt."""
+    engine, draft = costs.engine, costs.draft
+    random = np.random.default_rng(0)
+    refused = max(1 - engine.acceptance, 1e-12)
+    accepted = np.minimum(random.geometric(refused, DRAWS) - 1, engine.draft).astype(np.int64)
+    if draft is None:
+        nothing = costs.decode._replace(seconds=np.zeros((len(costs.decode.rows), len(costs.decode.keys))))
+        return _Draft(accepted, np.zeros(engine.tokens + 1), np.zeros(engine.sequences + 1), nothing, nothing)
+    return _Draft(accepted, draft.body, draft.head, draft.decode, draft.prefill)
 
 
 def bin_seconds() -> Floats:
@@ -147,7 +180,7 @@ def bin_seconds() -> Floats:
 
 
 def _run(
-    arrivals: _Arrivals, limits: _Limits, seconds: _Seconds, state: _State,
+    arrivals: _Arrivals, limits: _Limits, seconds: _Seconds, draft: _Draft, state: _State,
     arrived: Floats, first: Floats, finished: Floats, gaps: Floats,
 ) -> tuple[int, float, float]:  # fmt: skip
     """Iterations until every request has its last token: how many, seconds of the boards, sequences of them all.
@@ -163,7 +196,7 @@ def _run(
             # Nothing runs: the next request starts the clock again.
             now = max(now, arrivals.time[numbers[_ENTERED]])
             continue
-        device, decoding = _device_seconds(seconds, arrivals, state, scheduled)
+        device, decoding = _device_seconds(seconds, draft, arrivals, limits, state, scheduled)
         prepared = seconds.iteration + seconds.sequence * scheduled
         busy += device
         device = max(device, seconds.launch)
@@ -174,7 +207,7 @@ def _run(
         sequences += scheduled
         numbers[_LEAST] = min(numbers[_LEAST], numbers[_FREE])
         numbers[_MOST] = max(numbers[_MOST], scheduled)
-        _finish(arrivals, limits, state, scheduled, now, arrived, first, finished)
+        _finish(arrivals, limits, draft, state, scheduled, now, arrived, first, finished)
     return iterations, busy, sequences
 
 
@@ -184,7 +217,7 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
     preempted = numbers[_PREEMPTED]
     while place < numbers[_ACTIVE] and budget > 0:
         each = state.running[place]
-        size = min(arrivals.prompt[each] + state.generated[each] - state.computed[each], budget)
+        size = min(_wanted(arrivals, limits, state, each), budget)
         needed = _pages(state.computed[each] + size, limits.shared) - state.pages[each]
         while needed > numbers[_FREE] and numbers[_ACTIVE] > place:
             _preempt(state)
@@ -198,9 +231,13 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
         each = _next(arrivals, limits, state, now)
         if each < 0:
             break
-        start = min(limits.shared, arrivals.prompt[each] - 1)
-        size = min(arrivals.prompt[each] + state.generated[each] - start, budget)
-        end = arrivals.prompt[each] + arrivals.output[each] if limits.reserves else start + size
+        is_new = numbers[_RETURNED] == 0
+        if limits.carried and is_new:
+            state.generated[each] = 1
+        start = arrivals.prompt[each] if limits.carried and is_new else min(limits.shared, arrivals.prompt[each] - 1)
+        state.computed[each] = start
+        size = min(_wanted(arrivals, limits, state, each), budget)
+        end = arrivals.prompt[each] + arrivals.output[each] + limits.draft if limits.reserves else start + size
         needed = _pages(end, limits.shared)
         if needed > numbers[_FREE]:
             break
@@ -209,7 +246,6 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
         else:
             arrived[each] = max(arrived[each], arrivals.time[each])
             numbers[_ENTERED] += 1
-        state.computed[each] = start
         state.running[numbers[_ACTIVE]] = each
         numbers[_ACTIVE] += 1
         budget -= _take(state, each, needed, size)
@@ -224,6 +260,12 @@ def _next(arrivals: _Arrivals, limits: _Limits, state: _State, now: float) -> in
     entered = numbers[_ENTERED]
     is_free = entered < len(arrivals.time) and entered < numbers[_DONE] + limits.concurrency
     return entered if is_free and arrivals.time[entered] <= now else -1
+
+
+def _wanted(arrivals: _Arrivals, limits: _Limits, state: _State, each: int) -> int:
+    """Tokens that a sequence has to compute, with those drafted where it decodes."""
+    left = arrivals.prompt[each] + state.generated[each] - state.computed[each]
+    return left + limits.draft if left == 1 and state.generated[each] > 0 else left
 
 
 def _take(state: _State, each: int, pages: int, size: int) -> int:
@@ -247,31 +289,42 @@ def _preempt(state: _State) -> None:
     numbers[_PREEMPTED] += 1
 
 
-def _device_seconds(seconds: _Seconds, arrivals: _Arrivals, state: _State, scheduled: int) -> tuple[float, int]:
+def _device_seconds(
+    seconds: _Seconds, draft: _Draft, arrivals: _Arrivals, limits: _Limits, state: _State, scheduled: int
+) -> tuple[float, int]:
     """Seconds of the boards for an iteration, and how many of its sequences decode."""
-    sampled = decoding = tokens = 0
+    sampled = decoding = tokens = drafted = 0
     context = seen = 0.0
     for place in range(scheduled):
         each = state.running[place]
         size, computed = state.chunk[each], state.computed[each]
-        if size == 1 and state.generated[each] > 0:
+        if computed + 1 == arrivals.prompt[each] + state.generated[each] and state.generated[each] > 0:
             decoding += 1
-            context += computed + 1
+            drafted += size - 1
+            context += computed + size
+            sampled += 1
         else:
             tokens += size
             seen += size * (computed + (size + 1) / 2)
-        if computed + size == arrivals.prompt[each] + state.generated[each]:
-            sampled += 1
-    total = seconds.body[decoding + tokens] + seconds.head[sampled]
+            sampled += computed + size == arrivals.prompt[each] + state.generated[each]
+    total = seconds.body[decoding + drafted + tokens] + seconds.head[sampled + drafted]
     if decoding:
         total += interpolated(seconds.decode, decoding, context / decoding)
     if tokens:
         total += interpolated(seconds.prefill, tokens, seen / tokens)
+    if limits.draft:
+        # What drafts first takes in what was computed, then a token of each sequence at a time.
+        total += draft.body[decoding + drafted + tokens] + (limits.draft - 1) * draft.body[sampled]
+        total += limits.draft * draft.head[sampled]
+        if decoding:
+            total += limits.draft * interpolated(draft.decode, decoding, context / decoding)
+        if tokens:
+            total += interpolated(draft.prefill, tokens, seen / tokens)
     return total, decoding
 
 
 def _finish(
-    arrivals: _Arrivals, limits: _Limits, state: _State, scheduled: int, now: float,
+    arrivals: _Arrivals, limits: _Limits, draft: _Draft, state: _State, scheduled: int, now: float,
     arrived: Floats, first: Floats, finished: Floats,
 ) -> None:  # fmt: skip
     """New tokens of an iteration; who has all of them gives way, and whoever got an answer asks again."""
@@ -282,10 +335,17 @@ def _finish(
         staying += 1
         if place >= scheduled:
             continue
-        state.computed[each] += state.chunk[each]
-        if state.computed[each] < arrivals.prompt[each] + state.generated[each]:
+        ready = arrivals.prompt[each] + state.generated[each]
+        accepted = 0
+        if limits.draft and state.generated[each] > 0 and state.computed[each] + 1 == ready:
+            drawn = draft.accepted[(each * _APART + state.generated[each]) % DRAWS]
+            accepted = min(drawn, state.chunk[each] - 1, arrivals.output[each] - state.generated[each] - 1)
+            state.computed[each] = ready + accepted
+        else:
+            state.computed[each] += state.chunk[each]
+        if state.computed[each] < ready:
             continue
-        state.generated[each] += 1
+        state.generated[each] += 1 + accepted
         if state.generated[each] == 1:
             first[each] = now
         if state.generated[each] == arrivals.output[each]:
@@ -310,7 +370,7 @@ def _compiled_run() -> Callable[..., tuple[int, float, float]]:
     import numba
     from numba.extending import register_jitable
 
-    for part in (before, interpolated, _pages, _next, _take, _preempt, _scheduled, _device_seconds, _finish):
+    for part in (before, interpolated, _pages, _next, _wanted, _take, _preempt, _scheduled, _device_seconds, _finish):
         register_jitable(part)
     compiled: Callable[..., tuple[int, float, float]] = numba.njit(cache=True)(_run)
     return compiled

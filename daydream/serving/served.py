@@ -162,7 +162,7 @@ class Served:
         ahead = "while the boards compute" if host.overlaps else "before the boards compute"
         launches = "iterations are launched as graphs" if host.graphs else "kernels are launched one by one"
         times = f"{1e3 * host.iteration:g} ms an iteration and {1e6 * host.sequence:g} us a sequence"
-        even = ("experts get equally many tokens",) if self.costs.has_experts else ()
+        even = ("experts get equally many tokens",) if self.costs.model.has_experts else ()
         return (f"the host takes {times}, {ahead}; {launches}", *even)
 
 
