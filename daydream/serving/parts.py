@@ -167,8 +167,8 @@ class ServedModel:
         return any(isinstance(part, Experts) for part in self.body)
 
     def draft_head(self) -> ServedModel:
-        """A block like the last one that drafts tokens from the model's hidden vectors, behind a product that joins these
-        to the embedding of a token, and with the model's own logits: EAGLE's head (Li et al. 2024, section 4.1), or
+        """A block like the last one that drafts from hidden vectors, behind a product that joins these to a token's
+        embedding, and with the model's own logits: EAGLE's head (Li et al. 2024, section 4.1), or
         DeepSeek-V3's module of multi-token prediction (2024, section 2.2).
         """
         hidden = next(part.k for part in self.head if isinstance(part, Product))

@@ -7,8 +7,8 @@ computed again later (``vllm/v1/core/sched/scheduler.py``; Kwon et al. 2023, sec
 4). Where sequences reserve, one is admitted only if the pages of all that it will ever need are free, as TensorRT-LLM's
 ``GUARANTEED_NO_EVICT`` has it.
 
-With speculative tokens a decoding sequence computes its last token and some drafted ones; those accepted before the first
-that is not, and one more, are new (Leviathan et al. 2023, section 2.1). How many are accepted is drawn.
+With speculative tokens a decoding sequence computes its last token and drafted ones; those before the first that is
+refused, and one more, are new (Leviathan et al. 2023, section 2.1). How many are accepted is drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from daydream.serving.costs import PAGE
 from daydream.serving.grid import Grid, before, interpolated
 
 if TYPE_CHECKING:
-    from daydream.serving.costs import IterationCosts
+    from daydream.serving.costs import Engine, IterationCosts
     from daydream.serving.requests import Requests
     from daydream.trace.trace import Floats, Ints
 
@@ -83,9 +83,12 @@ class Schedule(NamedTuple):
 
 
 class _Arrivals(NamedTuple):
+    """Requests, and drawn numbers of drafted tokens that are accepted."""
+
     time: Floats
     prompt: Ints
     output: Ints
+    accepted: Ints
 
 
 class _Limits(NamedTuple):
@@ -101,6 +104,15 @@ class _Limits(NamedTuple):
     draft: int
 
 
+class _Draft(NamedTuple):
+    """Seconds of what drafts, as in :class:`_Seconds`."""
+
+    body: Floats
+    head: Floats
+    decode: Grid
+    prefill: Grid
+
+
 class _Seconds(NamedTuple):
     """Of the boards by tokens, by sampled sequences, and of attention; of the host, and of launching kernels."""
 
@@ -112,16 +124,7 @@ class _Seconds(NamedTuple):
     sequence: float
     launch: float
     overlaps: bool
-
-
-class _Draft(NamedTuple):
-    """Seconds of what drafts, as in :class:`_Seconds`, and drawn numbers of accepted tokens."""
-
-    accepted: Ints
-    body: Floats
-    head: Floats
-    decode: Grid
-    prefill: Grid
+    draft: _Draft
 
 
 class _State(NamedTuple):
@@ -140,12 +143,20 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     """Requests served by one replica; :func:`daydream.serving.served.check_fit` says whether they can be."""
     count = len(requests.arrival)
     engine, launch = costs.engine, 0.0 if host.graphs else costs.launch
-    arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output)
+    arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output, _accepted(engine))
     shared = requests.shared // PAGE * PAGE
     limits = _Limits(engine.tokens, engine.sequences, requests.concurrency or count, shared, reserves,
                      requests.carried, engine.draft)  # fmt: skip
     seconds = _Seconds(
-        costs.body, costs.head, costs.decode, costs.prefill, host.iteration, host.sequence, launch, host.overlaps
+        costs.body,
+        costs.head,
+        costs.decode,
+        costs.prefill,
+        host.iteration,
+        host.sequence,
+        launch,
+        host.overlaps,
+        _drafts(costs),
     )
     arrived, first, finished = (np.zeros(count) for _ in range(3))
     gaps = np.zeros(BINS)
@@ -153,25 +164,27 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     state = _State._make(np.zeros(size, np.int64) for size in sizes)
     free = max(costs.blocks - shared // PAGE, 0)
     state.numbers[_FREE] = state.numbers[_LEAST] = free
-    iterations, busy, running = _compiled_run()(
-        arrivals, limits, seconds, _drafts(costs), state, arrived, first, finished, gaps
-    )
+    iterations, busy, running = _compiled_run()(arrivals, limits, seconds, state, arrived, first, finished, gaps)
     return Schedule(
         arrived, first, finished, gaps, iterations, int(state.numbers[_PREEMPTED]), busy, running / max(iterations, 1),
         costs.blocks - int(state.numbers[_LEAST]), int(state.numbers[_MOST]),
     )  # fmt: skip
 
 
+def _accepted(engine: Engine) -> Ints:
+    """How many drafted tokens are accepted before one is refused."""
+    refused = max(1 - engine.acceptance, 1e-12)
+    numbers = np.random.default_rng(0).geometric(refused, DRAWS) - 1
+    return np.minimum(numbers, engine.draft).astype(np.int64)
+
+
 def _drafts(costs: IterationCosts) -> _Draft:
     """Tables of what drafts, zeros where nothing computes: tokens are then looked up in the prompt."""
-    engine, draft = costs.engine, costs.draft
-    random = np.random.default_rng(0)
-    refused = max(1 - engine.acceptance, 1e-12)
-    accepted = np.minimum(random.geometric(refused, DRAWS) - 1, engine.draft).astype(np.int64)
+    draft = costs.draft
     if draft is None:
         nothing = costs.decode._replace(seconds=np.zeros((len(costs.decode.rows), len(costs.decode.keys))))
-        return _Draft(accepted, np.zeros(engine.tokens + 1), np.zeros(engine.sequences + 1), nothing, nothing)
-    return _Draft(accepted, draft.body, draft.head, draft.decode, draft.prefill)
+        return _Draft(np.zeros(len(costs.body)), np.zeros(len(costs.head)), nothing, nothing)
+    return _Draft(draft.body, draft.head, draft.decode, draft.prefill)
 
 
 def bin_seconds() -> Floats:
@@ -180,7 +193,7 @@ def bin_seconds() -> Floats:
 
 
 def _run(
-    arrivals: _Arrivals, limits: _Limits, seconds: _Seconds, draft: _Draft, state: _State,
+    arrivals: _Arrivals, limits: _Limits, seconds: _Seconds, state: _State,
     arrived: Floats, first: Floats, finished: Floats, gaps: Floats,
 ) -> tuple[int, float, float]:  # fmt: skip
     """Iterations until every request has its last token: how many, seconds of the boards, sequences of them all.
@@ -196,7 +209,7 @@ def _run(
             # Nothing runs: the next request starts the clock again.
             now = max(now, arrivals.time[numbers[_ENTERED]])
             continue
-        device, decoding = _device_seconds(seconds, draft, arrivals, limits, state, scheduled)
+        device, decoding = _device_seconds(seconds, arrivals, limits, state, scheduled)
         prepared = seconds.iteration + seconds.sequence * scheduled
         busy += device
         device = max(device, seconds.launch)
@@ -207,7 +220,7 @@ def _run(
         sequences += scheduled
         numbers[_LEAST] = min(numbers[_LEAST], numbers[_FREE])
         numbers[_MOST] = max(numbers[_MOST], scheduled)
-        _finish(arrivals, limits, draft, state, scheduled, now, arrived, first, finished)
+        _finish(arrivals, limits, state, scheduled, now, arrived, first, finished)
     return iterations, busy, sequences
 
 
@@ -290,7 +303,7 @@ def _preempt(state: _State) -> None:
 
 
 def _device_seconds(
-    seconds: _Seconds, draft: _Draft, arrivals: _Arrivals, limits: _Limits, state: _State, scheduled: int
+    seconds: _Seconds, arrivals: _Arrivals, limits: _Limits, state: _State, scheduled: int
 ) -> tuple[float, int]:
     """Seconds of the boards for an iteration, and how many of its sequences decode."""
     sampled = decoding = tokens = drafted = 0
@@ -313,6 +326,7 @@ def _device_seconds(
     if tokens:
         total += interpolated(seconds.prefill, tokens, seen / tokens)
     if limits.draft:
+        draft = seconds.draft
         # What drafts first takes in what was computed, then a token of each sequence at a time.
         total += draft.body[decoding + drafted + tokens] + (limits.draft - 1) * draft.body[sampled]
         total += limits.draft * draft.head[sampled]
@@ -324,7 +338,7 @@ def _device_seconds(
 
 
 def _finish(
-    arrivals: _Arrivals, limits: _Limits, draft: _Draft, state: _State, scheduled: int, now: float,
+    arrivals: _Arrivals, limits: _Limits, state: _State, scheduled: int, now: float,
     arrived: Floats, first: Floats, finished: Floats,
 ) -> None:  # fmt: skip
     """New tokens of an iteration; who has all of them gives way, and whoever got an answer asks again."""
@@ -338,7 +352,7 @@ def _finish(
         ready = arrivals.prompt[each] + state.generated[each]
         accepted = 0
         if limits.draft and state.generated[each] > 0 and state.computed[each] + 1 == ready:
-            drawn = draft.accepted[(each * _APART + state.generated[each]) % DRAWS]
+            drawn = arrivals.accepted[(each * _APART + state.generated[each]) % DRAWS]
             accepted = min(drawn, state.chunk[each] - 1, arrivals.output[each] - state.generated[each] - 1)
             state.computed[each] = ready + accepted
         else:
