@@ -95,7 +95,7 @@ def search(
     for costs in configurations:
         for last, outcomes in _limits(costs, engine, partial(_both, requests, promise, host, reserves=reserves)):
             tried += outcomes
-            best += [last] if last.keeps(promise) else []
+            best += [last] if last is not None and last.keeps(promise) else []
     source = None if link is None else _cheapest_prompts(configurations, requests, promise, host, link, hourly or {})
     for costs in configurations:
         if source is None:
@@ -104,7 +104,7 @@ def search(
         try:
             for last, outcomes in _limits(costs, engine, way):
                 tried += outcomes
-                best += [last] if last.keeps(promise) else []
+                best += [last] if last is not None and last.keeps(promise) else []
         except InputError as error:
             problems.append(error)
     if not tried:
@@ -128,15 +128,16 @@ def _fills(each: Served) -> bool:
 
 def _limits(
     costs: IterationCosts, engine: Engine, way: Callable[[IterationCosts], Iterator[Served]]
-) -> Iterator[tuple[Served, list[Served]]]:
-    """The fewest replicas for each limit of a batch, and all that was simulated for it, as long as limits matter."""
+) -> Iterator[tuple[Served | None, list[Served]]]:
+    """The fewest replicas for each limit of a batch, and all that was simulated for it, as long as limits matter; None
+    in place of what a smaller limit has given already."""
     smaller: Served | None = None
     for limit in (*(each for each in SEQUENCES if each < engine.sequences), engine.sequences):
         outcomes = list(way(replace(costs, engine=costs.engine._replace(sequences=limit))))
         last = outcomes[-1]
         # One that never fills a smaller batch is the same with a larger one.
-        if smaller is None or smaller.replicas != last.replicas or _fills(smaller):
-            yield last, outcomes
+        is_same = smaller is not None and smaller.replicas == last.replicas and not _fills(smaller)
+        yield None if is_same else last, outcomes
         smaller = last
         if not any(map(_fills, outcomes)):
             return
