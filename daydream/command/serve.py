@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +218,10 @@ def _drafts(model: ServedModel, options: dict[str, Any]) -> ServedModel | None:
 
 
 def _check(options: dict[str, Any], devices: int) -> None:
-    """Refuses options that say nothing together."""
+    """Refuses options that say nothing together, and numbers that are none, which no range refuses."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')}", f"got {value}", "write a number")
     if not options["draft"] and (options["drafter"] != "head" or options["accept"] != 0.7):
         raise InputError("--draft", "is 0: nothing is drafted", "say how many tokens, as --draft 3")
     for name in ("prefill_device", "prefill_tensor"):

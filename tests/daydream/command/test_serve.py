@@ -91,6 +91,7 @@ def test_drafts_and_boards_for_prompts_are_in_the_answer(model: str, tmp_path: P
         (("--device", "h100", "--prefill", "1", "--concurrency", "4"), "--concurrency: needs boards that do both"),
         (("--device", "h100", "--draft", "3", "--drafter", "nothing"), "nothing"),
         (("--device", "h100", "--draft", "9", "--max-tokens", "512"), "256 sequences need 10 tokens each"),
+        (("--device", "h100", "--rate", "nan"), "--rate: got nan; write a number"),
         (("--device", "h100", "--prompt", "x"), "--prompt: got 'x'"),
         (("--device", "v100"), "--device: v100-sxm2-16gb has no FlashAttention"),
         (("--device", "h100", "--html", "a.txt"), "--html: a.txt has no ending that is known"),
