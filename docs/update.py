@@ -434,7 +434,14 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "daydream predict hf:examples/models/llama-1b.json --mode inference --cached 4096 --batch 16 --dtype bfloat16"
         " --device a100-sxm-80gb,h100-sxm,b200"
     ),
+    "serve-draft": lambda: console(
+        "daydream serve hf:examples/models/llama-1b.json --device l40s --rate 20 --prompt 500..1500 --output 200"
+        " --draft 3 --accept 0.7"
+    ),
     "tutorial-serve": lambda: console(_SERVE.format("--device h100-sxm --tensor 4")),
+    "tutorial-serve-separate": lambda: console(
+        _SERVE.format("--device h100-sxm,h200 --search --ttft 500 --tpot 20 --separate --rows 6")
+    ),
     "tutorial-serve-search": lambda: console(
         _SERVE.format("--device h100-sxm,h200 --search --ttft 500 --tpot 30 --rows 8")
     ),

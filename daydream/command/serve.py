@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from daydream.operators.variants import PRECISIONS
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from daydream.serving.costs import Engine
+    from daydream.serving.costs import Engine, IterationCosts
+    from daydream.serving.parts import ServedModel
     from daydream.serving.requests import Requests
     from daydream.serving.scheduler import Host
-    from daydream.serving.served import Promise
+    from daydream.serving.served import Promise, Served
+    from hal.spec.device import DeviceSpec
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = click.FloatRange(1e-6, 1e9)
@@ -43,6 +46,35 @@ _POSITIVE = click.FloatRange(1e-6, 1e9)
         "--cache", type=click.Choice(["16-bit", "fp8"]), default="16-bit", show_default=True,
         help="Numbers of keys and values.",
     ),
+    click.option(
+        "--expert", type=click.IntRange(1, 1024), default=None, metavar="N",
+        help="Boards that experts are divided among, in groups of --tensor; else tensor ranks share each expert.",
+    ),
+    click.option(
+        "--draft", type=click.IntRange(0, 16), default=0, show_default=True, metavar="N",
+        help="Speculative tokens of a sequence, verified in an iteration.",
+    ),
+    click.option(
+        "--accept", type=click.FloatRange(0, 1), default=0.7, show_default=True,
+        help="Share of drafted tokens accepted where those before were.",
+    ),
+    click.option(
+        "--drafter", default="head", show_default=True, metavar="head|prompt|MODEL",
+        help="What drafts: a block behind the model (EAGLE, MTP), its prompt at no cost, or a small model.",
+    ),
+    click.option(
+        "--prefill", type=click.IntRange(1, 4096), default=None, metavar="N",
+        help="Replicas for prompts alone; --replicas then decode.",
+    ),
+    click.option("--prefill-device", default=None, metavar="NAME", help="Their boards.  [default: --device]"),
+    click.option(
+        "--prefill-tensor", type=click.IntRange(1, 1024), default=None, help="Their ranks.  [default: --tensor]"
+    ),
+    click.option(
+        "--link", type=click.Choice(["network", "nvlink"]), default="network", show_default=True,
+        help="Carries keys and values from boards for prompts.",
+    ),
+    click.option("--separate", is_flag=True, help="With --search: try boards for prompts alone too."),
     click.option("--class", "class_name", default=None, help="Class of transformers, as AutoModelForCausalLM."),
     click.option(
         "--requests", "count", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="How many."
@@ -122,7 +154,6 @@ def serve_command(
     from daydream.serving.page import write_page
     from daydream.serving.parts import served_model
     from daydream.serving.search import TENSORS, search
-    from daydream.serving.served import served
 
     check_outputs(None, html)
     devices = chosen_devices(device)
@@ -130,11 +161,13 @@ def serve_command(
     hourly = hourly_prices(options["price"], devices)
     requests, engine, host = _requests(options), _engine(options), _host(options)
     parts = served_model(model, class_name=options["class_name"], dtype=options["dtype"])
+    draft = _drafts(parts, options)
     if options["search"]:
         tensors = TENSORS if options["tensor"] is None else (options["tensor"],)
         outcome = search(
             parts, devices, requests, _promise(options, percentile), host, engine, tensors=tensors,
-            reserves=options["reserves"], hourly=hourly,
+            reserves=options["reserves"], hourly=hourly, draft=draft,
+            link=options["link"] if options["separate"] else None,
         )  # fmt: skip
         for each in outcome.best[:rows] if as_json else ():
             print_json(each.record(hourly.get(each.costs.device.name)))
@@ -145,10 +178,7 @@ def serve_command(
         return
     from daydream.serving.costs import iteration_costs
 
-    answer = served(
-        requests, iteration_costs(parts, devices[0], engine), host, replicas=options["replicas"],
-        reserves=options["reserves"],
-    )  # fmt: skip
+    answer = _served(options, requests, iteration_costs(parts, devices[0], engine, draft), host, draft)
     if as_json:
         print_json(answer.record(hourly.get(devices[0].name)))
     else:
@@ -157,10 +187,50 @@ def serve_command(
         write_page(html, answer)
 
 
+def _served(
+    options: dict[str, Any], requests: Requests, costs: IterationCosts, host: Host, draft: ServedModel | None
+) -> Served:
+    from daydream.serving.costs import iteration_costs
+    from daydream.serving.separate import decoded, prefilled
+    from daydream.serving.served import served
+
+    common = {"replicas": options["replicas"], "reserves": options["reserves"]}
+    if options["prefill"] is None:
+        return served(requests, costs, host, **common)
+    name, ranks = options["prefill_device"], options["prefill_tensor"] or costs.engine.ranks
+    other: DeviceSpec = costs.device if name is None else chosen_devices(name)[0]
+    first = costs
+    if name is not None or ranks != costs.engine.ranks:
+        first = iteration_costs(costs.model, other, costs.engine._replace(ranks=ranks), draft)
+    source = prefilled(requests, first, host, replicas=options["prefill"], link=options["link"])
+    return decoded(source, costs, host, **common)
+
+
+def _drafts(model: ServedModel, options: dict[str, Any]) -> ServedModel | None:
+    """The model that drafts; None where nothing does, or the prompt."""
+    from daydream.serving.parts import served_model
+
+    if not options["draft"] or options["drafter"] == "prompt":
+        return None
+    if options["drafter"] == "head":
+        return model.draft_head()
+    return served_model(options["drafter"], dtype=options["dtype"])
+
+
 def _check(options: dict[str, Any], devices: int) -> None:
-    """Refuses options that say nothing together."""
+    """Refuses options that say nothing together, and numbers that are none, which no range refuses."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')}", f"got {value}", "write a number")
+    if not options["draft"] and (options["drafter"] != "head" or options["accept"] != 0.7):
+        raise InputError("--draft", "is 0: nothing is drafted", "say how many tokens, as --draft 3")
+    for name in ("prefill_device", "prefill_tensor"):
+        if options[name] is not None and options["prefill"] is None:
+            raise InputError(f"--{name.replace('_', '-')}", "is of boards for prompts alone", "add --prefill")
     promised = options["ttft"] is not None or options["tpot"] is not None
     if options["search"]:
+        if options["prefill"] is not None:
+            raise InputError("--prefill", "is what --search finds out", "write --separate")
         if not promised:
             raise InputError("--search", "needs a promise to keep", "add --ttft or --tpot")
         if options["replicas"] != 1 or options["concurrency"] is not None:
@@ -169,6 +239,8 @@ def _check(options: dict[str, Any], devices: int) -> None:
         if options["rate"] is None and options["trace"] is None:
             raise InputError("--search", "needs to know when requests arrive", "add --rate or --trace")
         return
+    if options["separate"]:
+        raise InputError("--separate", "is what --search tries", "add --search, or write --prefill")
     if promised:
         raise InputError("--ttft", "and --tpot are promises that --search keeps", "add --search")
     if devices > 1:
@@ -195,7 +267,8 @@ def _engine(options: dict[str, Any]) -> Engine:
     return Engine(
         ranks=options["tensor"] or 1, precision=options["precision"], cache=options["cache"],
         sequences=options["max_sequences"], tokens=options["max_tokens"], memory_share=options["memory"],
-        reduces=options["reduces"],
+        reduces=options["reduces"], draft=options["draft"], acceptance=options["accept"],
+        experts=options["expert"] or 0,
     )  # fmt: skip
 
 

@@ -16,15 +16,21 @@ from hal.support.tables import new_table, print_line, print_table
 
 def configuration(each: Served) -> str:
     """Boards and limits in a few words: ``2 x (4 h200), at most 64 sequences``."""
+    prompts = "" if each.prompts is None else f" and {_boards(each.prompts.served)} for prompts"
+    return f"{_boards(each)}{prompts}, at most {each.costs.engine.sequences} sequences"
+
+
+def _boards(each: Served) -> str:
     engine = each.costs.engine
-    boards = f"{engine.ranks} {each.costs.device.name}"
-    lead = f"{each.replicas} x ({boards})" if each.replicas > 1 else boards
-    return f"{lead}, at most {engine.sequences} sequences"
+    boards = f"{engine.boards} {each.costs.device.name}"
+    if engine.groups > 1:
+        boards += f" in {engine.groups} groups"
+    return f"{each.replicas} x ({boards})" if each.replicas > 1 else boards
 
 
 def print_served(each: Served) -> None:
     """One simulation: what users see, and what the boards do."""
-    print_line(f"{each.costs.model.title} on {configuration(each)}: {len(each.order):,} requests")
+    print_line(f"{each.costs.model.title} on {configuration(each)}: {len(each.arrived):,} requests")
     print_line()
     print_table(_seen(each))
     record = each.record()
@@ -39,6 +45,12 @@ def print_served(each: Served) -> None:
         f"boards busy for {busy}; {record['weight_bytes'] / 1e9:.1f} GB of weights a board leave room for"
         f" {record['cache_tokens']:,} tokens of keys and values, {peak} of it used at the peak"
     )
+    if each.prompts is not None:
+        carry, prompts = 1e3 * each.prompts.seconds, each.prompts.served
+        print_line(
+            f"{prompts.boards} boards for prompts busy for {percent(prompts.busy_share)}; keys and values of a prompt"
+            f" are there after {carry.mean():,.1f} ms (p99 {np.percentile(carry, 99):,.1f}) by {each.prompts.link}"
+        )
     for sentence in each.assumed:
         print_line(f"assumed: {sentence}")
 

@@ -19,12 +19,14 @@ from daydream.memory.device import context_bytes
 from daydream.memory.narrow import ELEMENT_BYTES
 from daydream.operators.calls import operator_prices
 from daydream.operators.variants import PRECISIONS
+from daydream.plan.experts import deepep_seconds
 from daydream.serving.grid import Grid, interpolated
 from daydream.serving.parts import Attention, Experts, Latent, Loop, Part, Product, Sum, scaled_loop
 from daydream.trace.trace import Floats, Ints
 from hal.spec.power import settled
 from hal.support.errors import InputError
 from roller.library import library_times
+from roller.library.collectives import check_ranks, node_for
 from roller.library.experts.call import LAYER_KERNELS
 from roller.library.latent.call import KERNELS as LATENT_KERNELS
 from roller.library.scaled.products import scaled_times, trained_times
@@ -67,13 +69,16 @@ class Engine(NamedTuple):
     """Settings of a replica's engine.
 
     Attributes:
-        ranks: boards of a replica, all of one node, that share every layer.
+        ranks: boards, all of one node, that share every layer.
         precision: of linear layers of blocks, one of :data:`daydream.operators.variants.PRECISIONS`.
         cache: numbers of keys and values, one of :data:`CACHES`.
         sequences: of a batch at most.
         tokens: of an iteration at most.
         memory_share: of a board that weights, activations and cache may take together.
         reduces: whose all-reduces run, ``auto`` for the faster of vLLM's own and NCCL's, or ``nccl``.
+        draft: tokens that a decoding sequence drafts for an iteration, which computes them all.
+        acceptance: share of drafted tokens that are accepted where those before were.
+        experts: boards that experts are divided among, none of them in parts; 0 where tensor ranks share each expert.
     """
 
     ranks: int = 1
@@ -83,6 +88,24 @@ class Engine(NamedTuple):
     tokens: int = 8192
     memory_share: float = 0.9
     reduces: str = "auto"
+    draft: int = 0
+    acceptance: float = 0.7
+    experts: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Groups of tensor ranks that share experts, each with sequences of its own."""
+        return max(self.experts // self.ranks, 1)
+
+    @property
+    def boards(self) -> int:
+        """Boards of a replica."""
+        return self.ranks * self.groups
+
+    @property
+    def tokens_an_iteration(self) -> float:
+        """Tokens that a decoding sequence has of an iteration in the mean (Leviathan et al. 2023, equation 1)."""
+        return float(sum(self.acceptance**each for each in range(self.draft + 1)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,7 +119,8 @@ class IterationCosts:
         prefill: attention of prompts' queries.
         launch: seconds in which the host launches an iteration kernel by kernel, where no graph is captured.
         blocks: pages of keys and values that fit; 0 where not even the weights do.
-        weights: bytes of parameters on a board.
+        weights: bytes of parameters on a board, with those of what drafts.
+        draft: costs of the model that drafts, or None.
     """
 
     model: ServedModel
@@ -109,6 +133,7 @@ class IterationCosts:
     launch: float
     blocks: int
     weights: float
+    draft: IterationCosts | None = None
 
     @property
     def cache_tokens(self) -> int:
@@ -116,9 +141,10 @@ class IterationCosts:
         return self.blocks * PAGE
 
     @property
-    def has_experts(self) -> bool:
-        """True if some layers choose among experts."""
-        return any(isinstance(part, Experts) for part in self.model.body)
+    def cache_bytes(self) -> float:
+        """Bytes of keys and values that a board keeps of a token."""
+        drafted = self.draft.cache_bytes if self.draft is not None else 0.0
+        return self.model.cache_elements(self.engine.ranks) * CACHES[self.engine.cache] + drafted
 
     def seconds(self, decoding: int, context: float, prompt: int = 0, seen: float = 0.0) -> float:
         """Seconds of the boards for one iteration.
@@ -129,7 +155,12 @@ class IterationCosts:
             prompt: tokens of prompts.
             seen: keys that each of these sees, in the mean.
         """
-        total = float(self.body[decoding + prompt] + self.head[max(decoding, 1)])
+        draft = self.engine.draft
+        verified = decoding * (1 + draft)
+        total = float(self.body[verified + prompt] + self.head[max(verified, 1)])
+        if self.draft is not None:
+            total += self.draft.seconds(decoding, context, decoding * draft + prompt, seen)
+            total += (draft - 1) * self.draft.seconds(decoding, context)
         if decoding:
             total += interpolated(self.decode, decoding, context)
         if prompt:
@@ -150,26 +181,50 @@ class IterationCosts:
         return max(moved / self.device.dram.bandwidth_bytes_per_second, flops / instruction.sustained_flops)
 
 
-def iteration_costs(model: ServedModel, device: DeviceSpec, engine: Engine) -> IterationCosts:
+def iteration_costs(
+    model: ServedModel, device: DeviceSpec, engine: Engine, draft: ServedModel | None = None
+) -> IterationCosts:
     """The tables of a replica.
+
+    Args:
+        model: that is served.
+        device: its boards.
+        engine: its settings.
+        draft: what drafts :attr:`Engine.draft` tokens, on the same boards; None where they are looked up in the prompt.
 
     Raises:
         InputError: the board has no such kernels, or the node not as many boards.
     """
     # Servers run for hours.
     device = settled(device)
+    _check_experts(model, engine)
+    drafting = None if draft is None or not engine.draft else iteration_costs(draft, device, engine._replace(draft=0))
     sizes = batch_sizes(engine.tokens)
     price = partial(_seconds, device=device, engine=engine, dtype=model.dtype)
     body = price(model.body, sizes)[np.searchsorted(sizes, np.arange(engine.tokens + 1))]
-    heads = batch_sizes(engine.sequences)
-    head = price(model.head, heads)[np.searchsorted(heads, np.arange(engine.sequences + 1))]
-    weights = model.weight_bytes(engine.ranks, _element_bytes(engine.precision))
+    verified = engine.sequences * (1 + engine.draft)
+    heads = batch_sizes(verified)
+    head = price(model.head, heads)[np.searchsorted(heads, np.arange(verified + 1))]
+    weights = model.weight_bytes(engine.ranks, _element_bytes(engine.precision), engine.experts)
+    weights += drafting.weights if drafting is not None else 0.0
     return IterationCosts(
         model=model, device=device, engine=engine, body=body, head=head,
         decode=_attention_grid(model, device, engine, decoding=True),
         prefill=_attention_grid(model, device, engine, decoding=False),
-        launch=_launch_seconds(model, device), blocks=_blocks(model, device, engine, weights), weights=weights,
+        launch=_launch_seconds(model, device) + (engine.draft * drafting.launch if drafting is not None else 0.0),
+        blocks=_blocks(model, device, engine, weights, drafting), weights=weights, draft=drafting,
     )  # fmt: skip
+
+
+def _check_experts(model: ServedModel, engine: Engine) -> None:
+    if not engine.experts:
+        return
+    counts = [part.experts for part in model.body if isinstance(part, Experts)]
+    if not counts:
+        raise InputError("--expert", f"{model.title} has no layers of experts", "leave it out")
+    if engine.experts % engine.ranks or any(count % engine.experts for count in counts):
+        problem = f"got {engine.experts}, for {counts[0]} experts and {engine.ranks} tensor ranks"
+        raise InputError("--expert", problem, "write a multiple of --tensor that divides the experts")
 
 
 def _element_bytes(precision: str) -> float:
@@ -212,10 +267,23 @@ def _seconds(parts: Mapping[Part, int], sizes: Ints, *, device: DeviceSpec, engi
             times = ([{**one, **_of_tokens(one, size)} for size in tokens] for one in options)
             priced = [[each.seconds for each in library_times(one, device)] for one in times]
             total += count * np.min(priced, axis=0)
+        if isinstance(part, Experts) and engine.groups > 1:
+            total += 2 * count * _exchange_seconds(part, sizes, device, engine)
     prices = operator_prices([operator for operator, _ in loops], device)
     counts = np.array([count for _, count in loops], np.float64)
     seconds = np.array([price.seconds for price in prices], np.float64) * counts
     return total + seconds.reshape(-1, len(sizes)).sum(axis=0)
+
+
+def _exchange_seconds(part: Experts, sizes: Ints, device: DeviceSpec, engine: Engine) -> Floats:
+    """Seconds in which tokens reach their experts, or come back, by DeepEP's kernels; each board sends its share."""
+    node = node_for(device)
+    check_ranks(engine.experts, node)
+    per_node = min(engine.experts, node.boards)
+    choices = 2.0 * part.hidden * part.top_k / engine.ranks
+    return np.array(
+        [deepep_seconds(choices * size, part.top_k, engine.experts, node, per_node) for size in sizes.tolist()]
+    )
 
 
 def _of_tokens(operator: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -231,7 +299,8 @@ def _operators(part: Part, engine: Engine, dtype: str) -> list[dict[str, Any]]:
         return [{"op": "matmul", "m": 1, "n": n, "k": k, "dtype": dtype, "transpose_b": True}]
     if isinstance(part, Experts):
         numbers = _EXPERTS.get(precision, "bfloat16")
-        return [{"op": "experts", "tokens": 1, **part._asdict(), "tensor_parallel": ranks, "precision": numbers}]
+        divided = {"expert_parallel": engine.experts} if engine.experts else {"tensor_parallel": ranks}
+        return [{"op": "experts", "tokens": engine.groups, **part._asdict(), **divided, "precision": numbers}]
     if isinstance(part, Sum) and ranks > 1:
         # Engines take their own kernel for short messages and NCCL's for long ones.
         common = {"op": "all_reduce", "bytes": part.elements * 2, "ranks": ranks}
@@ -287,15 +356,16 @@ def _attention(
 ) -> dict[str, Any]:
     narrow = engine.cache == "fp8"
     heads = max(part.heads // engine.ranks, 1)
+    queries = 1 + engine.draft
     if isinstance(part, Latent):
-        batch, tokens = (rows, 1) if decoding else (1, rows)
+        batch, tokens = (rows, queries) if decoding else (1, rows)
         context = keys if decoding else max(keys - rows // 2, 0)
         precision = engine.precision if engine.precision in _LATENT else "bfloat16"
         return {"op": "latent_attention", **part._asdict(), "heads": heads, "batch": batch, "tokens": tokens,
                 "context": context, "precision": precision, "cache": "fp8" if narrow else "bfloat16"}  # fmt: skip
     # A prompt's queries see different numbers of keys, of which the mean counts: no mask, but as many pairs.
     return {"op": "attention", "b": rows if decoding else 1, "heads": heads,
-            "kv_heads": max(part.kv_heads // engine.ranks, 1), "queries": 1 if decoding else rows,
+            "kv_heads": max(part.kv_heads // engine.ranks, 1), "queries": queries if decoding else rows,
             "keys": min(keys, part.window) if part.window else keys, "head_dim": part.head_dim,
             "value_dim": part.value_dim, "causal": False, "page": PAGE,
             "dtype": "float8_e4m3fn" if narrow else dtype}  # fmt: skip
@@ -311,7 +381,9 @@ def _launch_seconds(model: ServedModel, device: DeviceSpec) -> float:
     return shares * device.framework_calls.call_seconds
 
 
-def _blocks(model: ServedModel, device: DeviceSpec, engine: Engine, weights: float) -> int:
+def _blocks(
+    model: ServedModel, device: DeviceSpec, engine: Engine, weights: float, draft: IterationCosts | None
+) -> int:
     """Pages of keys and values beside weights, activations of the largest batch, and logits in float32."""
     capacity = device.dram.capacity_bytes
     if capacity is None:
@@ -319,4 +391,5 @@ def _blocks(model: ServedModel, device: DeviceSpec, engine: Engine, weights: flo
     head = next((part.n for part in model.head if isinstance(part, Product)), 0)
     activations = model.live_bytes * engine.tokens + 4.0 * head * engine.sequences
     available = capacity * engine.memory_share - context_bytes(device) - weights - activations
-    return max(int(available / (PAGE * model.cache_elements(engine.ranks) * CACHES[engine.cache])), 0)
+    cached = model.cache_elements(engine.ranks) * CACHES[engine.cache] + (draft.cache_bytes if draft is not None else 0)
+    return max(int(available / (PAGE * cached)), 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -125,12 +125,16 @@ class ServedModel:
         body: parts that run for every token, with how often each does.
         head: those that run for the last token of a sequence alone.
         dtype: of what is not narrow, ``bfloat16`` or ``float16``.
+        last: parts of the last block.
+        elements: parameters.
     """
 
     units: Units
     body: Mapping[Part, int]
     head: Mapping[Part, int]
     dtype: str
+    last: Mapping[Part, int]
+    elements: float
 
     @property
     def title(self) -> str:
@@ -157,21 +161,37 @@ class ServedModel:
             live -= freed
         return peak / TOKENS
 
-    def weight_bytes(self, ranks: int, narrow_bytes: float) -> float:
+    @cached_property
+    def has_experts(self) -> bool:
+        """True if some layers choose among experts."""
+        return any(isinstance(part, Experts) for part in self.body)
+
+    def draft_head(self) -> ServedModel:
+        """A block like the last one that drafts from hidden vectors, behind a product that joins these to a token's
+        embedding, and with the model's own logits: EAGLE's head (Li et al. 2024, section 4.1), or
+        DeepSeek-V3's module of multi-token prediction (2024, section 2.2).
+        """
+        hidden = next(part.k for part in self.head if isinstance(part, Product))
+        join = Product(hidden, 2 * hidden, "", narrow=False)
+        elements = float(self.units.elements[-2]) + join.n * join.k
+        return replace(self, body={join: 1, **self.last}, elements=elements)
+
+    def weight_bytes(self, ranks: int, narrow_bytes: float, expert_ranks: int = 0) -> float:
         """Bytes of a board's parameters where narrow layers take so many for an element."""
-        narrow = undivided = 0.0
+        narrow = undivided = experts = 0.0
         for part, count in (*self.body.items(), *self.head.items()):
             if isinstance(part, Product) and part.narrow and part.divided:
                 narrow += part.n * part.k * count
             elif isinstance(part, Product) and not part.divided:
                 undivided += part.n * part.k * count
             elif isinstance(part, Experts):
-                narrow += 3.0 * part.experts * part.hidden * part.intermediate * count
+                experts += 3.0 * part.experts * part.hidden * part.intermediate * count
             elif isinstance(part, Latent):
                 narrow += part.elements * count
         # Of layers that a capture does not tell apart from others the parameters are the last word.
-        wide = max(float(self.units.elements.sum()) - narrow - undivided, 0.0)
-        return (narrow * narrow_bytes + 2 * wide) / ranks + 2 * undivided
+        wide = max(self.elements - narrow - experts - undivided, 0.0)
+        routed = experts * narrow_bytes / (expert_ranks or ranks)
+        return (narrow * narrow_bytes + 2 * wide) / ranks + routed + 2 * undivided
 
     def active_elements(self, tokens: int) -> float:
         """Elements of weights that a step of so many tokens reads, experts as often as an even choice hits them."""
@@ -221,12 +241,16 @@ def served_model(
     counts = np.bincount(units.captured).tolist()
     body: Counter[Part] = Counter()
     head: Counter[Part] = Counter()
+    last: Counter[Part] = Counter()
     for unit, count in enumerate(counts):
         operators = [units.capture.operators[row] for row in np.flatnonzero(units.unit == unit)]
         is_head = unit == len(counts) - 1
-        for part in _parts(units.capture, operators, is_block=0 < unit < len(counts) - 1):
+        parts = list(_parts(units.capture, operators, is_block=0 < unit < len(counts) - 1))
+        for part in parts:
             (head if is_head else body)[part] += count
-    served = ServedModel(units, body, head, dtype)
+        if unit == units.captured[-2]:
+            last = Counter(parts)
+    served = ServedModel(units, body, head, dtype, last, float(units.elements.sum()))
     if not served.attentions:
         raise InputError(units.capture.title, "repeats no block with attention", "serve a decoder of transformers")
     return served

@@ -32,6 +32,7 @@ class Requests:
         output: tokens of each answer.
         concurrency: requests at most that are under way at a time, the next being sent when one is answered; 0 for any.
         shared: first tokens that all prompts have in common, computed and cached already.
+        carried: whether keys and values of prompts arrive with the requests, and with them the first token.
     """
 
     arrival: Floats
@@ -39,6 +40,7 @@ class Requests:
     output: Ints
     concurrency: int = 0
     shared: int = 0
+    carried: bool = False
 
     @property
     def longest(self) -> int:

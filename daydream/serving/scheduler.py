@@ -6,6 +6,9 @@ as there are pages for what they compute; where pages run out, the sequence admi
 computed again later (``vllm/v1/core/sched/scheduler.py``; Kwon et al. 2023, section 4.5; Agrawal et al. 2024, section
 4). Where sequences reserve, one is admitted only if the pages of all that it will ever need are free, as TensorRT-LLM's
 ``GUARANTEED_NO_EVICT`` has it.
+
+With speculative tokens a decoding sequence computes its last token and drafted ones; those before the first that is
+refused, and one more, are new (Leviathan et al. 2023, section 2.1). How many are accepted is drawn.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ from daydream.serving.costs import PAGE
 from daydream.serving.grid import Grid, before, interpolated
 
 if TYPE_CHECKING:
-    from daydream.serving.costs import IterationCosts
+    from daydream.serving.costs import Engine, IterationCosts
     from daydream.serving.requests import Requests
     from daydream.trace.trace import Floats, Ints
 
 #: Shortest gap between two tokens that is told apart, seconds; how much longer each bin is than the one before.
 SHORTEST, STEP, BINS = 1e-6, 0.01, 2100
+
+#: Draws of accepted tokens; a sequence begins at a place of its own, so that schedules of it draw the same.
+DRAWS, _APART = 1 << 16, 7919
 
 #: Places of numbers that a simulation changes: free pages, running sequences, those that wait to be computed again,
 #: requests admitted, requests answered, preemptions, fewest free pages, most running sequences.
@@ -77,20 +83,34 @@ class Schedule(NamedTuple):
 
 
 class _Arrivals(NamedTuple):
+    """Requests, and drawn numbers of drafted tokens that are accepted."""
+
     time: Floats
     prompt: Ints
     output: Ints
+    accepted: Ints
 
 
 class _Limits(NamedTuple):
-    """Of an iteration: tokens and sequences; requests under way, tokens that all share, and whether pages are
-    reserved."""
+    """Of an iteration: tokens and sequences; requests under way, tokens that all share, whether pages are reserved and
+    prompts carried, and drafted tokens of a sequence."""
 
     tokens: int
     sequences: int
     concurrency: int
     shared: int
     reserves: bool
+    carried: bool
+    draft: int
+
+
+class _Draft(NamedTuple):
+    """Seconds of what drafts, as in :class:`_Seconds`."""
+
+    body: Floats
+    head: Floats
+    decode: Grid
+    prefill: Grid
 
 
 class _Seconds(NamedTuple):
@@ -104,6 +124,7 @@ class _Seconds(NamedTuple):
     sequence: float
     launch: float
     overlaps: bool
+    draft: _Draft
 
 
 class _State(NamedTuple):
@@ -122,11 +143,20 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     """Requests served by one replica; :func:`daydream.serving.served.check_fit` says whether they can be."""
     count = len(requests.arrival)
     engine, launch = costs.engine, 0.0 if host.graphs else costs.launch
-    arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output)
+    arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output, _accepted(engine))
     shared = requests.shared // PAGE * PAGE
-    limits = _Limits(engine.tokens, engine.sequences, requests.concurrency or count, shared, reserves)
+    limits = _Limits(engine.tokens, engine.sequences, requests.concurrency or count, shared, reserves,
+                     requests.carried, engine.draft)  # fmt: skip
     seconds = _Seconds(
-        costs.body, costs.head, costs.decode, costs.prefill, host.iteration, host.sequence, launch, host.overlaps
+        costs.body,
+        costs.head,
+        costs.decode,
+        costs.prefill,
+        host.iteration,
+        host.sequence,
+        launch,
+        host.overlaps,
+        _drafts(costs),
     )
     arrived, first, finished = (np.zeros(count) for _ in range(3))
     gaps = np.zeros(BINS)
@@ -139,6 +169,22 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
         arrived, first, finished, gaps, iterations, int(state.numbers[_PREEMPTED]), busy, running / max(iterations, 1),
         costs.blocks - int(state.numbers[_LEAST]), int(state.numbers[_MOST]),
     )  # fmt: skip
+
+
+def _accepted(engine: Engine) -> Ints:
+    """How many drafted tokens are accepted before one is refused."""
+    refused = max(1 - engine.acceptance, 1e-12)
+    numbers = np.random.default_rng(0).geometric(refused, DRAWS) - 1
+    return np.minimum(numbers, engine.draft).astype(np.int64)
+
+
+def _drafts(costs: IterationCosts) -> _Draft:
+    """Tables of what drafts, zeros where nothing computes: tokens are then looked up in the prompt."""
+    draft = costs.draft
+    if draft is None:
+        nothing = costs.decode._replace(seconds=np.zeros((len(costs.decode.rows), len(costs.decode.keys))))
+        return _Draft(np.zeros(len(costs.body)), np.zeros(len(costs.head)), nothing, nothing)
+    return _Draft(draft.body, draft.head, draft.decode, draft.prefill)
 
 
 def bin_seconds() -> Floats:
@@ -163,7 +209,7 @@ def _run(
             # Nothing runs: the next request starts the clock again.
             now = max(now, arrivals.time[numbers[_ENTERED]])
             continue
-        device, decoding = _device_seconds(seconds, arrivals, state, scheduled)
+        device, decoding = _device_seconds(seconds, arrivals, limits, state, scheduled)
         prepared = seconds.iteration + seconds.sequence * scheduled
         busy += device
         device = max(device, seconds.launch)
@@ -184,7 +230,7 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
     preempted = numbers[_PREEMPTED]
     while place < numbers[_ACTIVE] and budget > 0:
         each = state.running[place]
-        size = min(arrivals.prompt[each] + state.generated[each] - state.computed[each], budget)
+        size = min(_wanted(arrivals, limits, state, each), budget)
         needed = _pages(state.computed[each] + size, limits.shared) - state.pages[each]
         while needed > numbers[_FREE] and numbers[_ACTIVE] > place:
             _preempt(state)
@@ -198,9 +244,13 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
         each = _next(arrivals, limits, state, now)
         if each < 0:
             break
-        start = min(limits.shared, arrivals.prompt[each] - 1)
-        size = min(arrivals.prompt[each] + state.generated[each] - start, budget)
-        end = arrivals.prompt[each] + arrivals.output[each] if limits.reserves else start + size
+        is_new = numbers[_RETURNED] == 0
+        if limits.carried and is_new:
+            state.generated[each] = 1
+        start = arrivals.prompt[each] if limits.carried and is_new else min(limits.shared, arrivals.prompt[each] - 1)
+        state.computed[each] = start
+        size = min(_wanted(arrivals, limits, state, each), budget)
+        end = arrivals.prompt[each] + arrivals.output[each] + limits.draft if limits.reserves else start + size
         needed = _pages(end, limits.shared)
         if needed > numbers[_FREE]:
             break
@@ -209,7 +259,6 @@ def _scheduled(arrivals: _Arrivals, limits: _Limits, state: _State, arrived: Flo
         else:
             arrived[each] = max(arrived[each], arrivals.time[each])
             numbers[_ENTERED] += 1
-        state.computed[each] = start
         state.running[numbers[_ACTIVE]] = each
         numbers[_ACTIVE] += 1
         budget -= _take(state, each, needed, size)
@@ -224,6 +273,12 @@ def _next(arrivals: _Arrivals, limits: _Limits, state: _State, now: float) -> in
     entered = numbers[_ENTERED]
     is_free = entered < len(arrivals.time) and entered < numbers[_DONE] + limits.concurrency
     return entered if is_free and arrivals.time[entered] <= now else -1
+
+
+def _wanted(arrivals: _Arrivals, limits: _Limits, state: _State, each: int) -> int:
+    """Tokens that a sequence has to compute, with those drafted where it decodes."""
+    left = arrivals.prompt[each] + state.generated[each] - state.computed[each]
+    return left + limits.draft if left == 1 and state.generated[each] > 0 else left
 
 
 def _take(state: _State, each: int, pages: int, size: int) -> int:
@@ -247,26 +302,38 @@ def _preempt(state: _State) -> None:
     numbers[_PREEMPTED] += 1
 
 
-def _device_seconds(seconds: _Seconds, arrivals: _Arrivals, state: _State, scheduled: int) -> tuple[float, int]:
+def _device_seconds(
+    seconds: _Seconds, arrivals: _Arrivals, limits: _Limits, state: _State, scheduled: int
+) -> tuple[float, int]:
     """Seconds of the boards for an iteration, and how many of its sequences decode."""
-    sampled = decoding = tokens = 0
+    sampled = decoding = tokens = drafted = 0
     context = seen = 0.0
     for place in range(scheduled):
         each = state.running[place]
         size, computed = state.chunk[each], state.computed[each]
-        if size == 1 and state.generated[each] > 0:
+        if computed + 1 == arrivals.prompt[each] + state.generated[each] and state.generated[each] > 0:
             decoding += 1
-            context += computed + 1
+            drafted += size - 1
+            context += computed + size
+            sampled += 1
         else:
             tokens += size
             seen += size * (computed + (size + 1) / 2)
-        if computed + size == arrivals.prompt[each] + state.generated[each]:
-            sampled += 1
-    total = seconds.body[decoding + tokens] + seconds.head[sampled]
+            sampled += computed + size == arrivals.prompt[each] + state.generated[each]
+    total = seconds.body[decoding + drafted + tokens] + seconds.head[sampled + drafted]
     if decoding:
         total += interpolated(seconds.decode, decoding, context / decoding)
     if tokens:
         total += interpolated(seconds.prefill, tokens, seen / tokens)
+    if limits.draft:
+        draft = seconds.draft
+        # What drafts first takes in what was computed, then a token of each sequence at a time.
+        total += draft.body[decoding + drafted + tokens] + (limits.draft - 1) * draft.body[sampled]
+        total += limits.draft * draft.head[sampled]
+        if decoding:
+            total += limits.draft * interpolated(draft.decode, decoding, context / decoding)
+        if tokens:
+            total += interpolated(draft.prefill, tokens, seen / tokens)
     return total, decoding
 
 
@@ -282,10 +349,17 @@ def _finish(
         staying += 1
         if place >= scheduled:
             continue
-        state.computed[each] += state.chunk[each]
-        if state.computed[each] < arrivals.prompt[each] + state.generated[each]:
+        ready = arrivals.prompt[each] + state.generated[each]
+        accepted = 0
+        if limits.draft and state.generated[each] > 0 and state.computed[each] + 1 == ready:
+            drawn = arrivals.accepted[(each * _APART + state.generated[each]) % DRAWS]
+            accepted = min(drawn, state.chunk[each] - 1, arrivals.output[each] - state.generated[each] - 1)
+            state.computed[each] = ready + accepted
+        else:
+            state.computed[each] += state.chunk[each]
+        if state.computed[each] < ready:
             continue
-        state.generated[each] += 1
+        state.generated[each] += 1 + accepted
         if state.generated[each] == 1:
             first[each] = now
         if state.generated[each] == arrivals.output[each]:
@@ -310,7 +384,7 @@ def _compiled_run() -> Callable[..., tuple[int, float, float]]:
     import numba
     from numba.extending import register_jitable
 
-    for part in (before, interpolated, _pages, _next, _take, _preempt, _scheduled, _device_seconds, _finish):
+    for part in (before, interpolated, _pages, _next, _wanted, _take, _preempt, _scheduled, _device_seconds, _finish):
         register_jitable(part)
     compiled: Callable[..., tuple[int, float, float]] = numba.njit(cache=True)(_run)
     return compiled

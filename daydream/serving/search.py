@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daydream.serving.costs import Engine, IterationCosts, iteration_costs
+from daydream.serving.separate import LinkName, Prefilled, decoded, prefilled
 from daydream.serving.served import Promise, Served, check_fit, served
 from hal.support.errors import InputError
 
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 #: Tensor ranks and limits of a batch that are tried.
 TENSORS = (1, 2, 4, 8)
 SEQUENCES = (16, 32, 64, 128, 256, 512)
+
+#: Boards that share experts, none of them in parts, that are tried where a model has some.
+_EXPERTS = (8, 16)
 
 #: Most replicas that are tried.
 REPLICAS = 256
@@ -41,7 +48,7 @@ class SearchOutcome:
 
     def price(self, each: Served) -> float:
         """Of an hour of all boards; boards alone count where none has a price."""
-        return each.boards * self.hourly.get(each.costs.device.name, 1.0)
+        return sum(count * self.hourly.get(name, 1.0) for name, count in each.pools)
 
     def frontier(self, board: str) -> tuple[Served, ...]:
         """Those of a kind of board that no other of it beats both in tokens a second of a board and of a user, the
@@ -61,7 +68,7 @@ def _per_board(each: Served) -> float:
 def search(
     model: ServedModel, devices: Sequence[DeviceSpec], requests: Requests, promise: Promise, host: Host,
     engine: Engine, *, tensors: Sequence[int] = TENSORS, reserves: bool = False,
-    hourly: Mapping[str, float] | None = None,
+    hourly: Mapping[str, float] | None = None, draft: ServedModel | None = None, link: LinkName | None = None,
 ) -> SearchOutcome:  # fmt: skip
     """Simulates what serves some requests, and finds the fewest replicas of each configuration that keep a promise.
 
@@ -75,6 +82,8 @@ def search(
         tensors: ranks that are tried.
         reserves: see :func:`daydream.serving.served.served`.
         hourly: prices of boards by name.
+        draft: see :func:`daydream.serving.costs.iteration_costs`.
+        link: what carries keys and values, where boards for prompts alone are tried too.
 
     Raises:
         InputError: nothing fits, or nothing keeps the promise.
@@ -82,24 +91,22 @@ def search(
     best: list[Served] = []
     tried: list[Served] = []
     problems: list[InputError] = []
-    for costs in _configurations(model, devices, engine, tensors, problems):
+    configurations = list(_configurations(model, devices, engine, tensors, draft, requests, problems))
+    for costs in configurations:
+        for last, outcomes in _limits(costs, engine, partial(_both, requests, promise, host, reserves=reserves)):
+            tried += outcomes
+            best += [last] if last is not None and last.keeps(promise) else []
+    source = None if link is None else _cheapest_prompts(configurations, requests, promise, host, link, hourly or {})
+    for costs in configurations:
+        if source is None:
+            break
+        way = partial(_decoding, source, promise, host, reserves=reserves)
         try:
-            check_fit(requests, costs)
+            for last, outcomes in _limits(costs, engine, way):
+                tried += outcomes
+                best += [last] if last is not None and last.keeps(promise) else []
         except InputError as error:
             problems.append(error)
-            continue
-        smaller: Served | None = None
-        for limit in (*(each for each in SEQUENCES if each < engine.sequences), engine.sequences):
-            limited = replace(costs, engine=costs.engine._replace(sequences=limit))
-            outcomes = list(_fewest(limited, requests, promise, host, reserves=reserves))
-            tried += outcomes
-            last = outcomes[-1]
-            # What never fills a smaller batch is the same with a larger one.
-            if last.keeps(promise) and (smaller is None or smaller.replicas != last.replicas or _fills(smaller)):
-                best.append(last)
-            smaller = last
-            if not any(map(_fills, outcomes)):
-                break
     if not tried:
         raise problems[0] if problems else InputError("--device", "nothing was tried", "name boards")
     outcome = SearchOutcome(best=(), tried=tuple(tried), hourly=hourly or {})
@@ -119,21 +126,89 @@ def _fills(each: Served) -> bool:
     return any(part.sequences == each.costs.engine.sequences for part in each.schedules)
 
 
+def _limits(
+    costs: IterationCosts, engine: Engine, way: Callable[[IterationCosts], Iterator[Served]]
+) -> Iterator[tuple[Served | None, list[Served]]]:
+    """The fewest replicas for each limit of a batch, and all that was simulated for it, as long as limits matter; None
+    in place of what a smaller limit has given already."""
+    smaller: Served | None = None
+    for limit in (*(each for each in SEQUENCES if each < engine.sequences), engine.sequences):
+        outcomes = list(way(replace(costs, engine=costs.engine._replace(sequences=limit))))
+        last = outcomes[-1]
+        # One that never fills a smaller batch is the same with a larger one.
+        is_same = smaller is not None and smaller.replicas == last.replicas and not _fills(smaller)
+        yield None if is_same else last, outcomes
+        smaller = last
+        if not any(map(_fills, outcomes)):
+            return
+
+
+def _both(
+    requests: Requests, promise: Promise, host: Host, costs: IterationCosts, *, reserves: bool
+) -> Iterator[Served]:
+    """Replicas that compute prompts and decode."""
+
+    def serve(replicas: int) -> Served:
+        return served(requests, costs, host, replicas=replicas, reserves=reserves)
+
+    def alone() -> bool:
+        return served(replace(requests, concurrency=1), costs, host, reserves=reserves).keeps(promise)
+
+    return _fewest(serve, requests, promise, alone)
+
+
+def _decoding(
+    source: Prefilled, promise: Promise, host: Host, costs: IterationCosts, *, reserves: bool
+) -> Iterator[Served]:
+    """Replicas that decode what other boards computed."""
+    requests = source.requests
+    seconds = costs.seconds(1, float(requests.prompt.mean())) + host.iteration * (not host.overlaps)
+
+    def serve(replicas: int) -> Served:
+        return decoded(source, costs, host, replicas=replicas, reserves=reserves)
+
+    def alone() -> bool:
+        return promise.tpot is None or seconds / costs.engine.tokens_an_iteration <= promise.tpot
+
+    return _fewest(serve, requests, promise, alone)
+
+
+def _cheapest_prompts(
+    configurations: Sequence[IterationCosts], requests: Requests, promise: Promise, host: Host, link: LinkName,
+    hourly: Mapping[str, float],
+) -> Prefilled | None:  # fmt: skip
+    """The cheapest boards that compute prompts alone in the time to the first token; None where there are none."""
+    short = replace(requests, output=np.ones_like(requests.output))
+    found: list[tuple[float, Prefilled]] = []
+    for costs in configurations:
+        *_, last = _both(short, replace(promise, tpot=None), host, costs, reserves=False)
+        if last.keeps(promise):
+            price = last.boards * hourly.get(costs.device.name, 1.0)
+            found.append((price, prefilled(requests, costs, host, replicas=last.replicas, link=link)))
+    return min(found, key=lambda each: each[0])[1] if found else None
+
+
 def _configurations(
     model: ServedModel, devices: Sequence[DeviceSpec], engine: Engine, tensors: Sequence[int],
-    problems: list[InputError],
+    draft: ServedModel | None, requests: Requests, problems: list[InputError],
 ) -> Iterator[IterationCosts]:  # fmt: skip
-    """Costs of every kind of board and ranks; what cannot be is left out, and why goes into ``problems``."""
+    """Costs of every kind of board, tensor and expert ranks; what cannot be is left out, and why goes into
+    ``problems``."""
     for device in devices:
         for ranks in tensors:
-            try:
-                yield iteration_costs(model, device, engine._replace(ranks=ranks))
-            except InputError as error:
-                problems.append(error)
+            experts = [engine.experts] if engine.experts or not model.has_experts else [0, *_EXPERTS]
+            for each in experts:
+                try:
+                    costs = iteration_costs(model, device, engine._replace(ranks=ranks, experts=each), draft)
+                    check_fit(requests, costs)
+                except InputError as error:
+                    problems.append(error)
+                else:
+                    yield costs
 
 
 def _fewest(
-    costs: IterationCosts, requests: Requests, promise: Promise, host: Host, *, reserves: bool
+    serve: Callable[[int], Served], requests: Requests, promise: Promise, alone: Callable[[], bool]
 ) -> Iterator[Served]:
     """Simulations with the fewest replicas that keep the promise as the last, by doubling and halving.
 
@@ -143,11 +218,11 @@ def _fewest(
 
     def keeps(replicas: int) -> bool:
         if replicas not in outcomes:
-            outcomes[replicas] = served(requests, costs, host, replicas=replicas, reserves=reserves)
+            outcomes[replicas] = serve(replicas)
         return outcomes[replicas].keeps(promise)
 
     least = most = 1
-    if not keeps(1) and served(replace(requests, concurrency=1), costs, host, reserves=reserves).keeps(promise):
+    if not keeps(1) and alone():
         # One that always has requests waiting answers about as much as a replica can.
         offered = float(requests.output.sum()) / max(float(requests.arrival[-1]), 1e-9)
         least, most = 2, min(max(int(offered / outcomes[1].tokens_per_second), 2), REPLICAS, len(requests.arrival))

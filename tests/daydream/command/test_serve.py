@@ -61,6 +61,21 @@ def test_a_search_names_the_cheapest_first_and_writes_a_page(model: str, tmp_pat
     assert text.count("<circle") >= len(records)
 
 
+def test_drafts_and_boards_for_prompts_are_in_the_answer(model: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = (model, "--device", "h100", "--rate", "20", "--requests", "40", "--draft", "3", "--accept", "0.5",
+                 "--prefill", "2", "--prefill-device", "h200", "--prefill-tensor", "2", "--html",
+                 str(page))  # fmt: skip
+    output = _run(*arguments)
+    assert "on 1 h100-sxm-80gb and 2 x (2 h200) for prompts, at most 256 sequences" in output
+    assert "1.88 tokens an iteration of a sequence; what drafts runs on the same boards" in " ".join(output.split())
+    assert "4 boards for prompts busy for" in output
+    record = json.loads(_run(*arguments, "--json"))
+    assert (record["boards"], record["draft"], record["tokens_an_iteration"]) == (5, 3, 1.875)
+    assert (record["prefill"]["device"], record["prefill"]["boards"]) == ("h200", 4)
+    assert "for prompts" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -69,6 +84,14 @@ def test_a_search_names_the_cheapest_first_and_writes_a_page(model: str, tmp_pat
         (("--device", "h100", "--tpot", "9"), "--ttft: and --tpot are promises that --search keeps; add --search"),
         (("--device", "h100,h200"), "--device: several boards were named; name one, or add --search"),
         (("--device", "h100", "--tensor", "3"), "--tensor: 3 boards cannot share a layer of 1024 columns"),
+        (("--device", "h100", "--expert", "8"), "--expert: hf:"),
+        (("--device", "h100", "--accept", "0.5"), "--draft: is 0: nothing is drafted; say how many tokens"),
+        (("--device", "h100", "--prefill-tensor", "2"), "--prefill-tensor: is of boards for prompts alone; add"),
+        (("--device", "h100", "--separate"), "--separate: is what --search tries; add --search, or write --prefill"),
+        (("--device", "h100", "--prefill", "1", "--concurrency", "4"), "--concurrency: needs boards that do both"),
+        (("--device", "h100", "--draft", "3", "--drafter", "nothing"), "nothing"),
+        (("--device", "h100", "--draft", "9", "--max-tokens", "512"), "256 sequences need 10 tokens each"),
+        (("--device", "h100", "--rate", "nan"), "--rate: got nan; write a number"),
         (("--device", "h100", "--prompt", "x"), "--prompt: got 'x'"),
         (("--device", "v100"), "--device: v100-sxm2-16gb has no FlashAttention"),
         (("--device", "h100", "--html", "a.txt"), "--html: a.txt has no ending that is known"),

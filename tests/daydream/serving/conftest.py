@@ -50,7 +50,8 @@ def flat_costs(**changed: Any) -> IterationCosts:
     nothing = Grid(np.array([1.0, 4096.0]), np.array([1.0, 4096.0]), np.zeros((2, 2)))
     values = {
         "model": None, "device": load_device("h100"), "engine": engine,
-        "body": 1 + 0.1 * np.arange(engine.tokens + 1), "head": np.zeros(engine.sequences + 1), "decode": nothing,
-        "prefill": nothing, "launch": 0.0, "blocks": 1000, "weights": 1e9,
+        "body": 1 + 0.1 * np.arange(engine.tokens + 1), "decode": nothing,
+        "head": np.zeros(engine.sequences * (1 + engine.draft) + 1), "prefill": nothing, "launch": 0.0,
+        "blocks": 1000, "weights": 1e9,
     }  # fmt: skip
     return IterationCosts(**(values | changed))

@@ -55,3 +55,37 @@ def test_batches_end_where_graphs_and_tiles_do() -> None:
     assert sizes[-1] == 20000
     assert np.all(np.diff(sizes) > 0)
     assert set(sizes[(sizes > 512) & (sizes < 2048)] % 128) == {0}
+
+
+def test_experts_on_more_boards_take_less_of_each_and_exchange_tokens(configuration: Callable[[str], str]) -> None:
+    model, board = served_model(configuration("deepseek")), load_device("h100")
+    one, eight, sixteen = (iteration_costs(model, board, Engine(experts=each, tokens=512)) for each in (0, 8, 16))
+    routed = 3 * 16 * 512 * 256 * 3 * 2
+    assert one.weights - eight.weights == pytest.approx(routed * 7 / 8)
+    assert (eight.engine.groups, eight.engine.boards) == (8, 8)
+    # Beyond a node tokens take the network.
+    assert sixteen.body[512] > eight.body[512]
+
+
+@pytest.mark.parametrize(("name", "engine"), [
+    ("llama", Engine(experts=8)), ("deepseek", Engine(experts=3)), ("deepseek", Engine(ranks=4, experts=2)),
+])  # fmt: skip
+def test_experts_that_boards_cannot_have_are_refused(
+    configuration: Callable[[str], str], name: str, engine: Engine
+) -> None:
+    with pytest.raises(InputError, match="--expert"):
+        iteration_costs(served_model(configuration(name)), load_device("h100"), engine)
+
+
+def test_a_head_that_drafts_is_a_block_with_the_models_logits(configuration: Callable[[str], str]) -> None:
+    model, board = served_model(configuration("llama")), load_device("h100")
+    engine = Engine(draft=3, acceptance=0.8, sequences=64, tokens=1024)
+    prompt, head = (iteration_costs(model, board, engine, draft) for draft in (None, model.draft_head()))
+    block = 512 * 1024 + 512 * 512 + 512 * 2048 + 512 * 1024 + 2 * 512
+    assert head.weights - prompt.weights == pytest.approx(2 * (block + 2 * 512 * 512), rel=1e-3)
+    assert head.cache_bytes == prompt.cache_bytes * 6 / 5
+    assert head.draft is not None
+    assert head.seconds(8, 500) - prompt.seconds(8, 500) > 3 * head.draft.head[8]
+    assert engine.tokens_an_iteration == pytest.approx((1 - 0.8**4) / 0.2)
+    # Four tokens of a sequence take little longer than one.
+    assert prompt.seconds(8, 500) < 1.5 * iteration_costs(model, board, engine._replace(draft=0)).seconds(8, 500)

@@ -90,9 +90,45 @@ def test_gaps_between_tokens_are_those_of_sequences_that_decode() -> None:
     assert bin_seconds()[place] == pytest.approx(1.1, rel=0.01)
 
 
-def test_machine_code_and_python_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_drafts_are_tokens_of_the_same_iteration() -> None:
+    # Every draft is accepted: the prompt's iteration, then two of four tokens each; the last has what the answer lacks.
+    requests, costs = _requests([0.0], [1], [8]), flat_costs(engine={"draft": 3, "acceptance": 1.0})
+    result = schedule(requests, costs, Host())
+    assert result.iterations == 3
+    assert result.finished[0] == pytest.approx(1.1 + 2 * 1.4)
+
+
+def test_refused_drafts_cost_their_tokens_and_bring_none() -> None:
+    requests, costs = _requests([0.0], [1], [8]), flat_costs(engine={"draft": 3, "acceptance": 0.0})
+    result = schedule(requests, costs, Host())
+    assert result.finished[0] == pytest.approx(1.1 + 7 * 1.4)
+
+
+def test_drafts_are_accepted_as_often_as_said() -> None:
+    costs = flat_costs(engine={"draft": 3, "acceptance": 0.6, "sequences": 1})
+    result = schedule(_requests([0.0] * 20, [1] * 20, [401] * 20), costs, Host())
+    assert 20 * 400 / (result.iterations - 20) == pytest.approx(1 + 0.6 + 0.36 + 0.216, rel=0.02)
+
+
+def test_a_model_that_drafts_runs_as_often_as_it_drafts() -> None:
+    drafts = flat_costs(body=np.full(17, 0.5))
+    costs = flat_costs(engine={"draft": 2, "acceptance": 1.0}, draft=drafts)
+    result = schedule(_requests([0.0], [1], [4]), costs, Host())
+    assert result.finished[0] == pytest.approx(1.1 + 1.3 + 2 * 2 * 0.5)
+
+
+def test_prompts_that_are_carried_decode_at_once_and_are_computed_again_where_preempted() -> None:
+    requests = _requests([1.0, 1.0], [PAGE, PAGE], [PAGE + 2, PAGE + 2], carried=True)
+    plenty, few = (schedule(requests, flat_costs(blocks=blocks, engine={"tokens": 64}), Host()) for blocks in (9, 5))
+    assert plenty.finished.tolist() == pytest.approx([1 + 17 * 1.2] * 2)
+    assert (plenty.preemptions, few.preemptions) == (0, 1)
+    assert few.finished[1] > few.finished[0] == pytest.approx(1 + 16 * 1.2 + 1.1)
+
+
+@pytest.mark.parametrize("draft", [0, 2])
+def test_machine_code_and_python_agree(monkeypatch: pytest.MonkeyPatch, draft: int) -> None:
     requests = drawn(40, rate=0.5, prompt="1..60", output="1..40", seed=3)
-    costs = flat_costs(blocks=14)
+    costs = flat_costs(blocks=14, engine={"draft": draft})
     compiled = schedule(requests, costs, Host(0.1, 0.01))
     monkeypatch.setattr(scheduler, "_compiled_run", lambda: scheduler._run)
     plain = schedule(requests, costs, Host(0.1, 0.01))
