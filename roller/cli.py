@@ -267,7 +267,8 @@ def explain_command(
             raise InputError("--plot", f"draws one operator, {file} has {len(expressions)}", "pick one with --name")
     for expr in expressions:
         if expr.launch_size is not None:
-            from roller.sizes import SizedPrograms, explained
+            from roller.explain.launch_sizes import explained
+            from roller.sizes import SizedPrograms
 
             sized = SizedPrograms.of(expr, device, method, kinds)
             for line in explained(sized, sized.rule()):

@@ -198,7 +198,10 @@ def _served(
     if options["prefill"] is None:
         return served(requests, costs, host, **common)
     name, ranks = options["prefill_device"], options["prefill_tensor"] or costs.engine.ranks
-    other: DeviceSpec = costs.device if name is None else chosen_devices(name)[0]
+    others = (costs.device,) if name is None else chosen_devices(name)
+    if len(others) > 1:
+        raise InputError("--prefill-device", "several boards were named", "name one")
+    other: DeviceSpec = others[0]
     first = costs
     if name is not None or ranks != costs.engine.ranks:
         first = iteration_costs(costs.model, other, costs.engine._replace(ranks=ranks), draft)

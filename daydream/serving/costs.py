@@ -26,6 +26,7 @@ from daydream.trace.trace import Floats, Ints
 from hal.spec.power import settled
 from hal.support.errors import InputError
 from roller.library import library_times
+from roller.library.attention.times import CAPABILITY
 from roller.library.collectives import check_ranks, node_for
 from roller.library.experts.call import LAYER_KERNELS
 from roller.library.latent.call import KERNELS as LATENT_KERNELS
@@ -197,6 +198,7 @@ def iteration_costs(
     """
     # Servers run for hours.
     device = settled(device)
+    _check_board(device, engine)
     _check_experts(model, engine)
     drafting = None if draft is None or not engine.draft else iteration_costs(draft, device, engine._replace(draft=0))
     sizes = batch_sizes(engine.tokens)
@@ -214,6 +216,17 @@ def iteration_costs(
         launch=_launch_seconds(model, device) + (engine.draft * drafting.launch if drafting is not None else 0.0),
         blocks=_blocks(model, device, engine, weights, drafting), weights=weights, draft=drafting,
     )  # fmt: skip
+
+
+def _check_board(device: DeviceSpec, engine: Engine) -> None:
+    if device.compute_capability is not None and device.compute_capability < CAPABILITY:
+        raise InputError("--device", f"{device.name} has no FlashAttention, as servers run it", "choose another")
+    if engine.ranks == 1:
+        return
+    node = node_for(device)
+    if engine.ranks > node.boards:
+        problem = f"{node.name} has {node.boards} boards, {engine.ranks} are to share a layer"
+        raise InputError("--tensor", problem, f"write {node.boards} at most, and --replicas")
 
 
 def _check_experts(model: ServedModel, engine: Engine) -> None:

@@ -18,7 +18,8 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.compile.bundles import write_bundle
 from roller.compile.pipeline import compile_operators, verify_operators
-from roller.sizes import SizedPrograms, explained, fine_sizes, size_grid
+from roller.explain.launch_sizes import explained
+from roller.sizes import SizedPrograms, fine_sizes, size_grid
 from sokoban.language.expression import LaunchSize
 from sokoban.language.operators import operator_from_data
 from tests.codegen import fake_cupy

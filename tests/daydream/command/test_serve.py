@@ -82,6 +82,15 @@ def test_drafts_and_boards_for_prompts_are_in_the_answer(model: str, tmp_path: P
         (("--device", "h100", "--search", "--rate", "1"), "--search: needs a promise to keep; add --ttft or --tpot"),
         (("--device", "h100", "--search", "--ttft", "9"), "--search: needs to know when requests arrive"),
         (("--device", "h100", "--tpot", "9"), "--ttft: and --tpot are promises that --search keeps; add --search"),
+        (("--device", "k80"), "--device: k80 has no FlashAttention, as servers run it; choose another"),
+        (
+            ("--device", "h100", "--tensor", "16"),
+            "--tensor: hgx-h100 has 8 boards, 16 are to share a layer; write 8 at most",
+        ),
+        (
+            ("--device", "h100", "--prefill", "1", "--prefill-device", "h100,h200"),
+            "--prefill-device: several boards were named; name one",
+        ),
         (("--device", "h100,h200"), "--device: several boards were named; name one, or add --search"),
         (("--device", "h100", "--tensor", "3"), "--tensor: 3 boards cannot share a layer of 1024 columns"),
         (("--device", "h100", "--expert", "8"), "--expert: hf:"),
