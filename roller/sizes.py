@@ -481,7 +481,7 @@ def fine_sizes(size: LaunchSize) -> list[int]:
     """Sizes in the steps of :data:`STEPS`, all of them multiples, the last of them the largest.
 
     >>> fine_sizes(LaunchSize("m", 64, 8))
-    [8, 16, 32, 48, 64]
+    [8, 16, 24, 32, 40, 48, 56, 64]
     """
     sizes, last = [], 0
     for end, step in STEPS:

@@ -64,7 +64,7 @@ def write(name: str, data: Any) -> str:
         (
             {"expr": "C[i] = sum(k, A[i*k])", "sizes": {"i": 4, "k": 4}},
             "op.json.expr: statement C: index 'i*k' of A is not affine; an index is a sum of integer*axis terms plus "
-            "an integer",
+            "an integer, or one element of an integer tensor",
         ),
         (
             {"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "int4"},

@@ -6,6 +6,7 @@ import pytest
 from tvm import sym, tirx
 
 from codegen.gpu.raster import block_places
+from codegen.tir.bounds import Bounds
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
@@ -30,7 +31,7 @@ def test_blocks_visit_every_tile_once_and_band_after_band(raster: int) -> None:
     analyzer = sym.Analyzer()
     visited = []
     for number in range(rows * columns):
-        places = block_places(tirx.const(number, "int32"), form, schedule(raster))
+        places = block_places(tirx.const(number, "int32"), form, schedule(raster), Bounds(form))
         visited.append(tuple(int(analyzer.simplify(places[axis])) for axis in ("m", "n")))
     width = min(raster or columns, columns)
     bands = [range(first, min(first + width, columns)) for first in range(0, columns, width)]
