@@ -52,12 +52,12 @@ _COUNT = click.IntRange(1, MOST_RANKS)
         "--imbalance", type=click.FloatRange(1, 1e6), default=1.0, help="Tokens of the busiest rank over the mean."
     ),
     click.option(
-        "--overlap-experts/--no-overlap-experts", default=False, help="Carry tokens beside shared experts' products."
+        "--overlap-experts/--no-overlap-experts", default=False, help="Carry tokens next to shared experts' products."
     ),
     click.option(
         "--overlap-batches/--no-overlap-batches",
         default=False,
-        help="Carry tokens beside another micro-batch's kernels.",
+        help="Carry tokens next to another micro-batch's kernels.",
     ),
     click.option(
         "--offload",
@@ -120,14 +120,14 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option(
         "--host-factor", type=click.FloatRange(0.01, 100), default=1.0, help="Host's time for calls over PyTorch's own."
     ),
-    click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
+    click.option("--overlap/--no-overlap", default=True, help="Exchange gradients during the backward pass."),
     click.option(
         "--sequence-parallel/--no-sequence-parallel", default=False, help="Tensor ranks share the sequence, too."
     ),
     click.option(
         "--overlap-tensor/--no-overlap-tensor",
         default=False,
-        help="Exchange within layers beside their products, in parts.",
+        help="Exchange within layers during their products, in parts.",
     ),
     click.option(
         "--param-dtype",

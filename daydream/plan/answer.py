@@ -17,7 +17,7 @@ def print_plan(step: PlannedStep, rows: int) -> None:
     """One plan: the step, what each stage does, and what a rank holds."""
     print_summary([step])
     print_line(
-        f"model FLOPs utilisation {100 * step.usual_utilisation:.0f} % as it is usually told, "
+        f"model FLOPs utilisation {100 * step.usual_utilisation:.0f} % as it is usually reported, "
         f"{100 * step.utilisation:.0f} % without what masks of attention leave out"
     )
     print_line()

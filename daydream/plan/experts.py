@@ -39,7 +39,7 @@ SHARED = "shared_expert"
 #: Share of a board's links that DeepEP's kernels reach within a node: 153 of H800's 200 GB/s one way (its README).
 DEEPEP_LINK_SHARE = 0.77
 
-#: Multiprocessors that carry tokens beside another micro-batch's kernels (DeepSeek-V3's report, section 3.2.2).
+#: Multiprocessors that carry tokens next to another micro-batch's kernels (DeepSeek-V3's report, section 3.2.2).
 CARRYING_UNITS = 20
 
 

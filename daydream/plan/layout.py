@@ -51,7 +51,7 @@ class Layout:
         dispatch: whose kernels carry tokens to their experts and back.
         imbalance: tokens of the busiest rank's experts over the mean.
         overlap_experts: whether shared experts run while tokens are carried.
-        overlap_batches: whether tokens of a micro-batch are carried beside the kernels of another one (DualPipe,
+        overlap_batches: whether tokens of a micro-batch are carried next to the kernels of another one (DualPipe,
             Megatron's ``overlap_moe_expert_parallel_comm``).
         offload: what lies in the host's memory and is updated there.
         blocks: blocks of every part of a pipeline, chunk after chunk; empty for equal parts.
@@ -129,9 +129,9 @@ class Layout:
             said.append(
                 f"tokens reach experts by {self.dispatch}, the busiest rank's {self.imbalance:g} times the mean, "
                 + (
-                    "beside another micro-batch"
+                    "next to another micro-batch"
                     if self.overlap_batches
-                    else "beside shared experts"
+                    else "next to shared experts"
                     if self.overlap_experts
                     else "waited for"
                 )
