@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from bench.fuzz.draw import Data, Draw
 from bench.fuzz.values import Term, Writer
+from sokoban.language.expression import FLOAT8_DTYPES
 
 #: What names of tensors of places begin with.
 _PLACES = "P"
@@ -69,7 +70,8 @@ def _with_rows(data: Data, chance: random.Random) -> Data:
     read = chance.choice(reads)
     tensor, indices = read[0], read[2:-1].split(", ")
     rows = [dimension for dimension, index in enumerate(indices) if index in _OUTPUT_AXES]
-    if not rows:
+    # Products of eight-bit floats at places have no kernel.
+    if not rows or data["dtypes"].get(tensor) in FLOAT8_DTYPES:
         return data
     dimension, places = chance.choice(rows), f"{_PLACES}{tensor}"
     axis = indices[dimension]

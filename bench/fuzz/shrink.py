@@ -138,8 +138,11 @@ def _smaller_statements(expr: TensorExpr) -> Iterator[tuple[Statement, ...]]:
     if len(statements) > 1:
         yield statements[:-1]
     for position, statement in enumerate(statements):
+        places = {place for load in loads(statement.value) for place in load.places}
         for node in walk(statement.value):
             for other in _simpler(node):
+                if node in places and not isinstance(other, Load):
+                    continue  # places are read, not computed
                 value = rewrite(statement.value, {node: other})
                 changed = Statement(statement.tensor, statement.axes, value)
                 yield _used((*statements[:position], changed, *statements[position + 1 :]))

@@ -72,6 +72,15 @@ def test_the_smallest_operator_that_fails_is_kept() -> None:
     assert small["sizes"] == {"i": 5, "j": 1}
 
 
+def test_places_are_made_smaller_as_reads() -> None:
+    gathered = {
+        "name": "rows", "expr": "Y[i, j] = exp(E[P[i] | pad=0] * 2) + X[i, j]", "sizes": {"i": 8, "j": 4},
+        "dtypes": {"P": "int32"}, "shapes": {"E": [16], "P": [8]},
+    }  # fmt: skip
+    small = shrunk(gathered, lambda data: "P[" in data["expr"])
+    assert small["expr"] == "Y[i, j] = E[P[i] | pad=0]"
+
+
 def test_the_canonical_form_means_what_was_written() -> None:
     small = {**TRIANGLE, "sizes": {"i": 9, "j": 7, "k": 9}}
     assert meaning_error(kernel_form(operator_from_data(small))) < 1e-12
