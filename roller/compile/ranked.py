@@ -21,7 +21,7 @@ class RankedKernel:
         program: as its kernels are written.
         built: its kernels.
         device: what they are for.
-        priced: the program for the size that its time is told for, where a size is known at launch; else None.
+        priced: the program for the size that its time is predicted for, where a size is known at launch; else None.
     """
 
     program: Program
