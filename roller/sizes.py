@@ -241,7 +241,8 @@ class SizedPrograms:
         size = _size_of(expr)
         form = form_on(at_size(expr, _at_least_two(size, size.most)), device)
         if form.is_composed:
-            raise InputError(expr.name, "takes several kernels, whose sizes are all numbers", f"give {size.axis} one")
+            kernels = "a kernel that goes along an axis" if form.is_line else "several kernels"
+            raise InputError(expr.name, f"takes {kernels}, whose sizes are all numbers", f"give {size.axis} one")
         if device.code_generator not in ("cuda", "cuda-source"):
             problem = f"kernels of {device.name} have no size that is known at launch"
             raise InputError(expr.name, problem, f"give {size.axis} a number, or compile for a GPU of NVIDIA's")

@@ -13,7 +13,7 @@ from typing import Any
 
 from hal.support.errors import InputError, listed
 from sokoban.language.checks import MAX_AXIS_SIZE, shown
-from sokoban.language.expression import Axis, LaunchSize, Load, Tensor, TensorExpr, used_axes, walk
+from sokoban.language.expression import AffineIndex, Axis, GatheredIndex, LaunchSize, Load, Tensor, TensorExpr, walk
 
 #: Keys of a size that is known at launch.
 MOST_KEY, MULTIPLE_KEY = "up to", "multiple"
@@ -21,7 +21,7 @@ MOST_KEY, MULTIPLE_KEY = "up to", "multiple"
 
 def taken_out(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """JSON data of an operator with the largest size in place of sizes that are known at launch, and these by the path
-    of their key: ``m``, ``sizes.m``.
+    of their key: ``m``, ``sizes.m``, ``shape[0]``.
 
     Raises:
         InputError: there are several, or one is not what it should be.
@@ -29,7 +29,12 @@ def taken_out(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     fields = {key: value for key, value in data.items() if isinstance(value, dict) and MOST_KEY in value}
     sizes = data.get("sizes")
     named = {key: value for key, value in sizes.items() if isinstance(value, dict)} if isinstance(sizes, dict) else {}
+    shape = data.get("shape")
+    extents = (
+        {place: each for place, each in enumerate(shape) if isinstance(each, dict)} if isinstance(shape, list) else {}
+    )
     given = {**fields, **{f"sizes.{key}": value for key, value in named.items()}}
+    given |= {f"shape[{place}]": value for place, value in extents.items()}
     if not given:
         return data, {}
     if len(given) > 1:
@@ -39,6 +44,8 @@ def taken_out(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     data = {**data, **{key: value[MOST_KEY] for key, value in fields.items()}}
     if named and isinstance(sizes, dict):
         data["sizes"] = {**sizes, **{key: value[MOST_KEY] for key, value in named.items()}}
+    if extents and isinstance(shape, list):
+        data["shape"] = [extents[place][MOST_KEY] if place in extents else each for place, each in enumerate(shape)]
     return data, given
 
 
@@ -92,7 +99,7 @@ def _place_problem(expr: TensorExpr, axis: str) -> str:
                 return f"{statement.tensor} is summed, or goes, along {axis}"
             if isinstance(node, Load):
                 tensor = expr.tensor_by_name[node.tensor]
-                places = [place for place, index in enumerate(node.indices) if axis in index.axes]
+                places = [place for place, index in enumerate(node.indices) if axis in _own_axes(index)]
                 is_whole = not places or (node.indices[0].is_plain_axis and tensor.shape[0] == expr.sizes[axis])
                 if places not in ([], [0]) or not is_whole:
                     return f"{axis} is not the first dimension of {node.tensor}, from its first element to its last"
@@ -117,7 +124,13 @@ def _axes_of(expr: TensorExpr, tensor: Tensor) -> tuple[str, ...]:
     """Axes that index a tensor."""
     written = [axis for statement in expr.statements if statement.tensor == tensor.name for axis in statement.axes]
     nodes = [node for statement in expr.statements for node in walk(statement.value)]
-    return (*written, *used_axes([node for node in nodes if isinstance(node, Load) and node.tensor == tensor.name]))
+    read = [node for node in nodes if isinstance(node, Load) and node.tensor == tensor.name]
+    return (*written, *(axis for node in read for index in node.indices for axis in _own_axes(index)))
+
+
+def _own_axes(index: AffineIndex) -> tuple[str, ...]:
+    """Axes that an index is made of: none where a tensor holds it, which is as long as its own dimension."""
+    return () if isinstance(index, GatheredIndex) else index.axes
 
 
 def at_size(expr: TensorExpr, size: int) -> TensorExpr:

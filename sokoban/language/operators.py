@@ -102,7 +102,10 @@ def _axis_sizes(data: dict[str, Any], path: str, size: int) -> Mapping[str, int]
     key = path.removeprefix("sizes.")
     if path != key:
         return {**data["sizes"], key: size}
-    return _convert({**data, key: size}, NAMED_OPERATORS[data["op"]]).program().sizes
+    changed = {**data, path: size}
+    if (place := re.fullmatch(r"shape\[(\d+)\]", path)) is not None:
+        changed = {**data, "shape": [*data["shape"][: int(place[1])], size, *data["shape"][int(place[1]) + 1 :]]}
+    return _convert(changed, NAMED_OPERATORS[data["op"]]).program().sizes
 
 
 def _from_data(data: dict[str, Any]) -> TensorExpr:
@@ -375,11 +378,13 @@ _LAUNCH_SIZE = {
 
 
 def _allow_launch_sizes(components: dict[str, Any]) -> None:
-    """Sizes of named operators, and those of axes, may be known at launch."""
+    """Sizes of named operators, those of axes and extents of shapes may be known at launch."""
     either = {"anyOf": [_SIZE, {"$ref": "#/$defs/LaunchSize"}]}
     for operator in NAMED_OPERATORS.values():
         properties = components[operator.__name__]["properties"]
         properties.update({key: either for key, value in properties.items() if value == _SIZE})
+        if properties.get("shape", {}).get("items") == _SIZE:
+            properties["shape"] = {**properties["shape"], "items": either}
     components[Expr.__name__]["properties"]["sizes"]["additionalProperties"] = either
     components["LaunchSize"] = _LAUNCH_SIZE
 

@@ -125,6 +125,12 @@ def test_operators_of_several_kernels_take_numbers() -> None:
         SizedPrograms.of(expr, load_device("a100"))
 
 
+def test_operators_along_an_axis_take_numbers() -> None:
+    expr = operator_from_data({"op": "scan", "function": "sum", "shape": [{"up to": 64}, 32], "name": "sums"})
+    with pytest.raises(InputError, match="sums: takes a kernel that goes along an axis, whose sizes are all numbers"):
+        SizedPrograms.of(expr, load_device("v100"))
+
+
 def test_grids_of_sizes_end_at_the_largest() -> None:
     size = LaunchSize("m", 1000, 8)
     for sizes in (size_grid(size, 1.5), fine_sizes(size)):

@@ -63,6 +63,16 @@ def test_one_text_is_right_for_every_size(
 
 
 @pytest.mark.usefixtures("emulator")
+def test_rows_at_places_are_right_for_every_size() -> None:
+    data = {"expr": "Y[t,d] = E[I[t], d] * X[t,d]", "sizes": {"t": {"up to": 40}, "d": 24}, "shapes": {"E": [7, 24]}}
+    form = kernel_form(at_size(operator_from_data(data), 23)).launched("t")
+    schedule = TileSchedule(block=(("t", 8), ("d", 24)), thread=(("t", 2), ("d", 1)))
+    check = SizesCheck(form, (Step(form, schedule),), "t", 1, (1, 7, 8, 9, 13, 23))
+    verification = verify_sizes(check, Target("cuda", "sm_70", 32))
+    assert verification.passed, verification.reason
+
+
+@pytest.mark.usefixtures("emulator")
 def test_sizes_that_are_multiples_need_fewer_guards() -> None:
     verification = verify_sizes(checked(STAGED, "float32", {"n": 64, "k": 20}, 16), Target("cuda", "sm_70", 32))
     assert verification.passed, verification.reason

@@ -27,6 +27,19 @@ def test_an_expression_does_too() -> None:
     assert expr.launch_size == LaunchSize("i", 9)
 
 
+def test_the_first_extent_of_a_shape_may_be_left_to_the_launch() -> None:
+    expr = operator_from_data({"op": "layer_norm", "shape": [{"up to": 9}, 2, 3]})
+    assert expr.launch_size == LaunchSize("i0", 9)
+    assert at_size(expr, 4).tensors == operator_from_data({"op": "layer_norm", "shape": [4, 2, 3]}).tensors
+
+
+def test_places_have_a_size_that_the_tensor_read_there_has_not() -> None:
+    data = {"expr": "Y[t,d] = E[I[t], d]", "sizes": {"t": {"up to": 9}, "d": 3}, "shapes": {"E": [5, 3]}}
+    expr = operator_from_data(data)
+    assert {tensor.name for tensor in expr.tensors if has_rows(expr, tensor)} == {"I", "Y"}
+    assert at_size(expr, 4).tensor_by_name["E"].shape == (5, 3)
+
+
 def test_the_operator_of_one_size_is_that_of_a_number() -> None:
     small = at_size(operator_from_data(PRODUCT), 8)
     same = operator_from_data({**PRODUCT, "m": 8})
@@ -51,6 +64,19 @@ def test_the_operator_of_one_size_is_that_of_a_number() -> None:
 def test_where_no_such_size_may_stand_a_line_says_so(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         operator_from_data({**PRODUCT, **changes})
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([4, {"up to": 6}], r"shape\[1\]: cannot be left to the launch: Peak is summed, or goes, along i1"),
+        ([{"up to": 4}, {"up to": 6}], r"shape\[0\] and shape\[1\] are both left to the launch"),
+        ([{"most": 4}, 6], r"shape\[0\].most: is no key of a size that is known at launch"),
+    ],
+)
+def test_where_an_extent_may_not_be_left_to_the_launch_a_line_says_so(shape: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        operator_from_data({"op": "softmax", "shape": shape})
 
 
 def test_sizes_that_others_follow_from_are_refused() -> None:
