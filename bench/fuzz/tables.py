@@ -82,6 +82,7 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "walks.attention_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "walks.slices": _ATTENTION | set(_ANY_FLOAT),
     "walks.gradient_warps": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "walks.gradient_groups": _ATTENTION | {"reads float16", "reads bfloat16"},
     "walks.gradient_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},

@@ -19,7 +19,8 @@ FRAMES: Mapping[str, tuple[str, ...]] = {
     "walks.pair_warps": ("pair",), "walks.pair_multiply_adds": ("pair",), "split-k": ("long_reduction",),
     "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
     "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),
-    "walks.gradient_warps": ("attention_gradient",), "walks.gradient_multiply_adds": ("attention_gradient",),
+    "walks.gradient_warps": ("attention_gradient",), "walks.gradient_groups": ("attention_gradient",),
+    "walks.gradient_multiply_adds": ("attention_gradient",),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from codegen.gpu.walks import (
     attention_groups,
     attention_multiply_adds,
     attention_warps,
+    gradient_groups,
     gradient_multiply_adds,
     gradient_warps,
     pair_multiply_adds,
@@ -44,7 +45,7 @@ KINDS: Mapping[type, KernelLowerings[Lowered]] = {
     ),
     SliceSum: KernelLowerings(schedule=SliceSumSchedule, lowerings=(slices,)),
     AttentionGradientKernel: KernelLowerings(
-        schedule=GradientSchedule, lowerings=(gradient_warps, gradient_multiply_adds)
+        schedule=GradientSchedule, lowerings=(gradient_warps, gradient_groups, gradient_multiply_adds)
     ),
     ProductPair: KernelLowerings(schedule=PairSchedule, lowerings=(pair_warps, pair_multiply_adds)),
     LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(lines,)),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain
 
 from codegen.tolerance import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
@@ -25,6 +25,7 @@ from roller.algorithms.row_tiles import (
     STEPS,
     WARPS,
     fitting,
+    group_tiles,
     has_matrix_instructions,
     matrix_tiles,
     multiply_add_tiles,
@@ -43,22 +44,16 @@ from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
-    GROUP_STAGES,
-    GROUP_WARPS,
     AttentionSchedule,
     SliceSumSchedule,
     padded,
     shared_bytes,
 )
 from sokoban.schedule.cutting import cut
-from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: The name of the algorithm.
 NAME = "flash"
 
-#: Warp groups of a block, and keys of a step of theirs.
-GROUPS = (1, 2, 3)
-GROUP_KEYS = (32, 64, 80, 96, 112, 128, 176)
 #: Blocks per unit that slices of the keys are to give, and steps of a slice at least.
 BLOCKS_PER_UNIT = (1, 2, 4)
 LEAST_STEPS = 2
@@ -233,27 +228,6 @@ def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -
     if has_matrix_instructions(dtype, device):
         candidates = matrix_tiles(AttentionSchedule, (False, True))
         if device.warp_group_instruction(dtype) is not None:
-            candidates = chain(_group_schedules(kernel, device), candidates)
+            groups = group_tiles(AttentionSchedule, lambda schedule: shared_bytes(kernel, schedule), device)
+            candidates = chain(groups, candidates)
     return within(candidates, kernel.rows, kernel.attention.key_count, max(1, slices.count))
-
-
-def _group_schedules(kernel: AttentionKernel, device: DeviceSpec) -> Iterator[AttentionSchedule]:
-    """Tiles of whole warp groups, with as many buffers as take no block of a unit its place."""
-    for groups, keys in product(GROUPS, GROUP_KEYS):
-        tiles = [
-            AttentionSchedule(
-                rows=GROUP_ROWS * groups, keys=keys, warps=GROUP_WARPS * groups, stages=stages, held=False,
-                instruction=Instruction.WGMMA,
-            )
-            for stages in GROUP_STAGES
-        ]  # fmt: skip
-        blocks = [_blocks_by_memory(kernel, schedule, device) for schedule in tiles]
-        yield tiles[max(place for place, count in enumerate(blocks) if count == blocks[0])]
-
-
-def _blocks_by_memory(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> int:
-    """Blocks that a unit's shared memory holds."""
-    limits, shared = device.limits, shared_bytes(kernel, schedule)
-    if shared > limits.shared_bytes_per_block_opt_in:
-        return 0
-    return limits.shared_bytes_per_unit // (shared + limits.shared_bytes_reserved_per_block)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from codegen.tolerance import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
@@ -19,6 +20,7 @@ from roller.algorithms.flash import NAME, check_attention
 from roller.algorithms.row_tiles import (
     ROUNDINGS,
     fitting,
+    group_tiles,
     has_matrix_instructions,
     matrix_tiles,
     multiply_add_tiles,
@@ -33,7 +35,7 @@ from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.schedule.attention import LANES
-from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.cutting import cut
 
 
@@ -107,8 +109,13 @@ def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -
 
 def _schedules(kernel: AttentionGradientKernel, device: DeviceSpec) -> Iterator[GradientSchedule]:
     """Tiles that are not mostly beyond the rows that there are; the numbers of a step's rows are fetched by a thread
-    each."""
-    candidates = multiply_add_tiles(GradientSchedule)
-    if has_matrix_instructions(kernel.attention.dtype, device):
-        candidates = matrix_tiles(GradientSchedule, (1, 2) if kernel.is_of_keys else (1,))
-    return (each for each in within(candidates, kernel.rows, kernel.walked_rows) if each.step <= each.warps * LANES)
+    each, but for warp groups, of which one copies."""
+    dtype = kernel.attention.dtype
+    tiles = multiply_add_tiles(GradientSchedule)
+    if has_matrix_instructions(dtype, device):
+        tiles = matrix_tiles(GradientSchedule, (1, 2) if kernel.is_of_keys else (1,))
+    candidates = (each for each in tiles if each.step <= each.warps * LANES)
+    if device.warp_group_instruction(dtype) is not None:
+        groups = group_tiles(GradientSchedule, lambda schedule: gradient_shared_bytes(kernel, schedule), device)
+        candidates = chain(groups, candidates)
+    return within(candidates, kernel.rows, kernel.walked_rows)

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
-from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, RowTiles, padded
+from sokoban.schedule.attention import FRAGMENT_ROWS, GROUP_STAGES, GROUP_WARPS, LANES, RowTiles, padded
+from sokoban.schedule.warp_groups import GROUP_ROWS
 
 _R = TypeVar("_R", bound=RowTiles)
 
@@ -21,6 +22,9 @@ _R = TypeVar("_R", bound=RowTiles)
 FRAGMENTS = (1, 2)
 WARPS = (1, 2, 4, 8)
 STEPS = (16, 32, 64, 128)
+#: Warp groups of a block, and rows of a step of theirs.
+GROUPS = (1, 2, 3)
+GROUP_STEPS = (32, 48, 64, 80, 96, 112, 128, 176)
 #: Lanes that share a row and rows of a thread where threads multiply and add.
 LANES_OF_ROWS = (8, 16)
 THREAD_ROWS = (1, 2, 4, 8)
@@ -45,6 +49,33 @@ def matrix_tiles(kind: type[_R], options: Sequence[Any]) -> Iterator[_R]:
             rows=FRAGMENT_ROWS * fragments * warps, warps=warps, stages=stages, instruction=Instruction.MMA_16X8X16,
             **{kind.STEP: step, option: value},
         )  # fmt: skip
+
+
+def group_tiles(kind: type[_R], shared_bytes: Callable[[_R], int], device: DeviceSpec) -> Iterator[_R]:
+    """Tiles of whole warp groups, with as many buffers as take no block of a unit its place.
+
+    Args:
+        shared_bytes: shared memory of a block of a schedule.
+    """
+    option, without, _ = kind.OPTION
+    for groups, step in product(GROUPS, GROUP_STEPS):
+        tiles = [
+            kind(
+                rows=GROUP_ROWS * groups, warps=GROUP_WARPS * groups, stages=stages, instruction=Instruction.WGMMA,
+                **{kind.STEP: step, option: without},
+            )
+            for stages in GROUP_STAGES
+        ]  # fmt: skip
+        blocks = [_blocks_by_memory(shared_bytes(schedule), device) for schedule in tiles]
+        yield tiles[max(place for place, count in enumerate(blocks) if count == blocks[0])]
+
+
+def _blocks_by_memory(shared: int, device: DeviceSpec) -> int:
+    """Blocks of so many bytes that a unit's shared memory holds."""
+    limits = device.limits
+    if shared > limits.shared_bytes_per_block_opt_in:
+        return 0
+    return limits.shared_bytes_per_unit // (shared + limits.shared_bytes_reserved_per_block)
 
 
 def multiply_add_tiles(kind: type[_R]) -> Iterator[_R]:

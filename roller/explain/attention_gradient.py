@@ -11,15 +11,17 @@ from sokoban.kernel.attention import seen_pairs
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, gradient_flops
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
+from sokoban.model.gpu.attention import matrix_rates
 from sokoban.model.gpu.attention_gradient import gradient_registers, gradient_walks
-from sokoban.schedule.attention import LANES
+from sokoban.schedule.attention import GROUP_WARPS, LANES
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: What the stages of a gradient are.
 MEANINGS = {
     "compute": "all products, what multiplies busy with nothing else",
     "issue": "exponentials and the arithmetic of the softmax's gradient",
-    "shared": "a block's own tiles and what it walks out of shared memory, every warp by itself",
+    "shared": "a block's own tiles and what it walks out of shared memory, for every warp or warp group",
     "l2": "tiles that are walked, to every block",
     "dram": "queries, keys, values, gradients through DRAM",
     "latency": "the units with all that their blocks do, were memory infinitely fast",
@@ -49,7 +51,9 @@ def gradient_origin(kernel: AttentionGradientKernel, schedule: GradientSchedule)
         yield from wrapped(
             "dK and dV of so many elements do not fit the registers of a block: different blocks make them"
         )
-    if kernel.group > 1:
+    if kernel.group > 1 and schedule.instruction.is_by_groups and kernel.is_of_keys:
+        yield from wrapped(f"the queries of the {kernel.group} heads that share keys are walked head by head")
+    elif kernel.group > 1:
         yield from wrapped(f"the {kernel.group} heads that share keys are rows of one product")
     if attention.causal:
         seen = seen_pairs(attention) / (attention.queries * attention.key_count)
@@ -62,9 +66,13 @@ def gradient_lines(
     """The kernel of a gradient: its launch, what a step does and holds, its stages."""
     walk, warp_rows = gradient_walks(kernel, schedule), schedule.rows // schedule.warps
     yield (
-        f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
+        f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.threads // LANES, 'warp')}, "
         f"{estimate.blocks_per_unit} at a time on a unit; a warp has {warp_rows} rows, and all of a step"
     )
+    if schedule.instruction.is_by_groups:
+        yield from wrapped(
+            f"warp groups of {GROUP_WARPS} warps multiply {GROUP_ROWS} rows together; one more copies what is walked"
+        )
     yield from wrapped(
         f"a block walks {walk.mean:.3g} tiles in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} of them masked "
         "element by element"
@@ -75,16 +83,16 @@ def gradient_lines(
         f"{logits} logits and as many gradients of them, addresses ({gradient_registers(kernel, schedule)} by count)"
     )
     is_scalar = schedule.instruction is Instruction.FMA
-    buffers = (
-        "what is walked arrives during a whole step" if schedule.stages > 1 else "what is walked arrives between steps"
-    )
+    buffers = "what is walked arrives " + ("during a whole step" if schedule.stages > 1 else "between steps")
+    if schedule.instruction.is_by_groups:
+        buffers = f"{schedule.stages} buffers of what is walked, which a warp group of its own copies in bulk"
     if is_scalar:
         buffers = "a block's own tiles, those it walks, and the factors of the last products, all in float32"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
     unit = "multiply-adds" if is_scalar else str(schedule.instruction)
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
     yield from stage_bars(estimate, MEANINGS)
-    rates = None if is_scalar else device.matrix_instruction(kernel.attention.dtype)
+    rates = matrix_rates(kernel, schedule, device)
     peak = rates.peak_flops if rates is not None else device.peak_flops("float32")
     reached = gradient_flops(kernel.attention) / estimate.seconds
     yield from wrapped(f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}")

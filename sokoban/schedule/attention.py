@@ -109,8 +109,14 @@ class RowTiles(KernelSchedule):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return self.warps * LANES
+        """Threads of a block, those of the warp group that copies for others among them."""
+        return self.warps * LANES + (COPYING_THREADS if self.instruction.is_by_groups else 0)
+
+    def pitch_bytes(self, width: int, dtype: str) -> int:
+        """Bytes that a row of a staged tile takes: whole panels where warp groups read it."""
+        if self.instruction.is_by_groups:
+            return padded(width * DTYPE_BYTES[dtype], PANEL_BYTES)
+        return pitch_bytes(width, dtype)
 
     @property
     def thread_rows(self) -> int:
@@ -138,17 +144,6 @@ class AttentionSchedule(RowTiles):
 
     keys: int
     held: bool
-
-    def pitch_bytes(self, width: int, dtype: str) -> int:
-        """Bytes that a row of a staged tile takes: whole panels where warp groups read it."""
-        if self.instruction.is_by_groups:
-            return padded(width * DTYPE_BYTES[dtype], PANEL_BYTES)
-        return pitch_bytes(width, dtype)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block, those of the warp group that copies for others among them."""
-        return self.warps * LANES + (COPYING_THREADS if self.instruction.is_by_groups else 0)
 
     def blocks(self, kernel: AttentionKernel) -> int:
         """Blocks of the launch."""

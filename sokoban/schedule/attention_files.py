@@ -140,12 +140,13 @@ def _attention(text: _Attention, place: str) -> SlicedSchedule:
 
 
 def _gradient(text: _Gradient, place: str) -> GradientSchedule:
-    stages = (1,) if text.instruction is Instruction.FMA else (1, 2)
-    tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16), stages)
+    instruction = text.instruction
+    stages = {Instruction.FMA: (1,), Instruction.WGMMA: GROUP_STAGES}.get(instruction, (1, 2))
+    tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
     _refuse(tiles.problems(), place)
-    if text.shares > 1 and text.instruction is Instruction.FMA:
-        raise InputError(f"{place}.shares", "blocks that multiply and add make all of their results", "leave it out")
-    if text.step > text.warps * LANES:
+    if text.shares > 1 and instruction is not Instruction.MMA_16X8X16:
+        raise InputError(f"{place}.shares", f"blocks by {instruction} make all of their results", "leave it out")
+    if text.step > text.warps * LANES and not instruction.is_by_groups:
         problem = f"{text.step} rows, but {text.warps * LANES} threads that fetch a row's numbers each"
         raise InputError(f"{place}.step", problem, f"use {text.warps * LANES} at most")
     return _schedule(GradientSchedule, text, stages)
@@ -282,7 +283,7 @@ def attention_schema() -> dict[str, Any]:
 
 def gradient_schema() -> dict[str, Any]:
     """The JSON Schema of one schedule of a gradient of attention."""
-    return _schema("gradient", (Instruction.FMA, Instruction.MMA_16X8X16), "step")
+    return _schema("gradient", (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), "step")
 
 
 def pair_schema() -> dict[str, Any]:
@@ -292,7 +293,7 @@ def pair_schema() -> dict[str, Any]:
 
 def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict[str, Any]:
     texts = _COMMON_KEYS | _KEYS[kind]
-    most = {"warps": 32, "stages": {"attention": MOST_STAGES}.get(kind, 2), "lanes": LANES, "shares": 2}
+    most = {"warps": 32, "stages": {"pair": 2}.get(kind, MOST_STAGES), "lanes": LANES, "shares": 2}
     kinds: dict[str, dict[str, Any]] = {
         name: {"type": "integer", "minimum": 1, "maximum": most.get(name, MAX_COUNT)} for name in texts
     }

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded, pitch_bytes
+from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded
 
 #: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
-#: Buffers of the numbers of queries that are walked: those of the next step are written while this one's are read.
+#: Buffers of the numbers of queries that are walked, where single warps multiply: those of the next step are written
+#: while this one's are read. Warp groups have as many as of what is walked.
 NUMBER_BUFFERS = 2
+#: Bytes of the barriers of a buffer that warp groups walk: it is there, or used; and of those of a block's own tiles.
+GRADIENT_BARRIERS_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +96,22 @@ def weight_pitch(schedule: GradientSchedule) -> int:
 
 
 def gradient_shared_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
-    """Shared memory of a block: its own two tiles, ``stages`` of what it walks, numbers of queries that it walks."""
+    """Shared memory of a block: its own two tiles, ``stages`` of what it walks, numbers of queries that it walks, and
+    barriers of warp groups."""
     if schedule.instruction is Instruction.FMA:
         return 4 * GradientFloats.of(kernel, schedule).total
-    return number_bytes(kernel, schedule) + number_place(kernel, schedule)
+    barriers = GRADIENT_BARRIERS_BYTES * (1 + schedule.stages) if schedule.instruction.is_by_groups else 0
+    return number_place(kernel, schedule) + number_bytes(kernel, schedule) + barriers
 
 
 def number_place(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
     """Bytes in front of the numbers of queries, where matrix instructions multiply."""
     attention = kernel.attention
-    row = sum(pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size))
+    row = sum(schedule.pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size))
     return (schedule.rows + schedule.stages * schedule.step) * row
 
 
 def number_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
     """Bytes of the numbers of queries that are walked, where matrix instructions multiply."""
-    return kernel.is_of_keys * NUMBER_BUFFERS * QUERY_NUMBERS * schedule.step * DTYPE_BYTES["float32"]
+    buffers = schedule.stages if schedule.instruction.is_by_groups else NUMBER_BUFFERS
+    return kernel.is_of_keys * buffers * QUERY_NUMBERS * schedule.step * DTYPE_BYTES["float32"]

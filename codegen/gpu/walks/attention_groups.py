@@ -28,7 +28,8 @@ from codegen.gpu.walks.attention_warps import (
     results,
     softmax,
 )
-from codegen.gpu.walks.group_functions import BESIDE, done_name, logits_name, values_name
+from codegen.gpu.walks.group_functions import BESIDE, done_name
+from codegen.gpu.walks.group_products import factors_of, product_of_columns, product_of_rows
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
@@ -205,38 +206,20 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
 
 
 def _logits(kernel: AttentionKernel, schedule: AttentionSchedule, buffer: str) -> str:
-    """The products of a group's queries and the keys of a buffer, issued as one group."""
-    dtype, keys = kernel.attention.dtype, schedule.keys
-    first, more = (logits_name(dtype, keys, is_first) for is_first in (True, False))
-    lines = []
-    for depth in range(0, padded(kernel.attention.head_dim), 16):
-        # Sixteen elements further are 32 bytes; a panel further is a tile of 128 bytes a row.
-        panel, within = divmod(depth * 2, 128)
-        queries = f"warp / 4 * 8192 + {panel} * ROWS * 128 + {within}"
-        from_keys = f"KEY_BUFFERS + {buffer} * KEY_TILE + {panel} * KEYS * 128 + {within}"
-        lines.append(
-            f"    {more if depth else first}(logits[0][0], matrix_descriptor(shared, {queries}, 16, 1024),\n"
-            f"        matrix_descriptor(shared, {from_keys}, 16, 1024));\n"
-        )
-    return f"{''.join(lines)}    warp_group_commit();"
+    """The products of a group's queries and the keys of a buffer."""
+    attention = kernel.attention
+    return product_of_rows(
+        "logits", attention.dtype, attention.head_dim, own="", walked=f"KEY_BUFFERS + {buffer} * KEY_TILE",
+        step=schedule.keys, step_name="KEYS",
+    )  # fmt: skip
 
 
 def _values(kernel: AttentionKernel, buffer: str) -> str:
-    """The products of exponentials and the values of a buffer, issued as one group."""
-    product = values_name(kernel.attention.dtype, padded(kernel.attention.value_size))
-    return f"""\
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; ++n)
-      {product}(sums[0][0], weights[n], matrix_descriptor(
-          shared, VALUE_BUFFERS + {buffer} * VALUE_TILE + n * 2048, KEYS * 128, 1024));
-    warp_group_commit();"""
+    """The products of exponentials and the values of a buffer."""
+    attention, walked = kernel.attention, f"VALUE_BUFFERS + {buffer} * VALUE_TILE"
+    return product_of_columns("sums", "weights", attention.dtype, attention.value_size, walked=walked, step_name="KEYS")
 
 
 def _weights(pair: str) -> str:
     """Exponentials as operands."""
-    return f"""\
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; ++n)
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        weights[n][c] = {pair}(logits[0][2 * n + c / 2][c % 2 * 2], logits[0][2 * n + c / 2][c % 2 * 2 + 1]);"""
+    return factors_of("logits", "weights", pair, "KEYS")

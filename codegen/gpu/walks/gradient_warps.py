@@ -21,7 +21,7 @@ from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.block_range import KEYS_OF_QUERIES, QUERIES_OF_KEYS
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, padded, pitch_bytes
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes, number_place
 
 
@@ -62,7 +62,7 @@ class _Result:
     scale: str
 
 
-def _results(kernel: AttentionGradientKernel) -> list[_Result]:
+def results_of(kernel: AttentionGradientKernel) -> list[_Result]:
     """Results of the blocks, that of the gradients of logits first; with two shares either, in the same registers."""
     depth, width = kernel.attention.head_dim, kernel.attention.value_size
     first = _Result("key_sums", "wanted", "DEPTH", "keys_now + key_columns", "KEY_PITCH", depth, 0, " * FACTOR")
@@ -91,8 +91,8 @@ def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: st
     )
     return f"""\
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
-{_constants(kernel, schedule)}
-{_PLACE_OF_KEYS if of_keys else _PLACE_OF_QUERIES}
+{constants(kernel, schedule)}
+{_PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
   // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
   auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
 {declared}
@@ -102,22 +102,23 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
 {_copies(kernel, schedule)}
 {_numbers(kernel)}
 {_walk(kernel, schedule, product, pair)}
-{_stores(kernel, schedule, pair)}
+{stores(kernel, schedule, pair)}
 }}
 """
 
 
-def _constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
+def constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
     """Sizes of the problem and of its tiles as names of the text."""
     attention, warp_rows = kernel.attention, schedule.rows // schedule.warps
     sizes = {
-        "ROWS": schedule.rows, "STEP": schedule.step, "STAGES": schedule.stages, "THREADS": schedule.threads,
+        "ROWS": schedule.rows, "STEP": schedule.step, "STAGES": schedule.stages,
+        "THREADS": schedule.warps * LANES,
         "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "WALKED_ALL": kernel.walked_rows,
         "KEYS_ALL": attention.key_count, "QUERY_ROWS": kernel.query_rows, "QUERIES_ALL": attention.queries,
         "GROUP": kernel.group, "HEAD_DIM": attention.head_dim, "VALUE_DIM": attention.value_size,
         "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
-        "KEY_PITCH": pitch_bytes(attention.head_dim, attention.dtype),
-        "VALUE_PITCH": pitch_bytes(attention.value_size, attention.dtype),
+        "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
+        "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
         "ROW_BLOCKS": schedule.row_blocks(kernel), "SHARES": schedule.shares, "AHEAD": kernel.ahead,
         "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
@@ -128,7 +129,7 @@ def _constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> s
 
 
 #: Which queries a block has, and which keys they see. The longest walks start first.
-_PLACE_OF_QUERIES = f"""\
+PLACE_OF_QUERIES = f"""\
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS, problem = blockIdx.x / ROW_BLOCKS;
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
@@ -184,7 +185,11 @@ def _numbers(kernel: AttentionGradientKernel) -> str:
       next_dot = dots_ptr[place_of(row)];
     }
   };"""
-    return """\
+    return OWN_NUMBERS
+
+
+#: The two numbers of every query of a block, in registers of the threads that have its row.
+OWN_NUMBERS = """\
   float exponents[FRAGMENTS][2], dots[FRAGMENTS][2];
 #pragma unroll
   for (int m = 0; m < FRAGMENTS; ++m)
@@ -199,7 +204,7 @@ def _numbers(kernel: AttentionGradientKernel) -> str:
 
 def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: str, pair: str) -> str:
     """The steps of a block."""
-    of_keys, results = kernel.is_of_keys, _results(kernel)
+    of_keys, results = kernel.is_of_keys, results_of(kernel)
     largest = "(DEPTH > WIDTH ? DEPTH : WIDTH)"
     width_by_sums = {"sums": largest} if schedule.shares > 1 else {each.sums: each.width for each in results}
     declared = "\n".join(
@@ -213,7 +218,7 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
     slopes = f"""\
     float wanted[FRAGMENTS][STEP / 8][4];
 {wanted}
-{_each_logit(f"{slope} = {logit} * ({slope} - {dot});")}"""
+{each_logit(f"{slope} = {logit} * ({slope} - {dot});")}"""
     next_copies = _next_copies("1 - buffer" if schedule.stages > 1 else "0", waits=schedule.stages == 1)
     return f"""\
   // Where this lane finds rows of fragments: of the block's own tiles, of two tiles of eight walked rows, of columns.
@@ -243,8 +248,8 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
 {"    if (number + 1 < steps) fetch_numbers(step + 1);" if of_keys else ""}
     float logits[FRAGMENTS][STEP / 8][4];
 {logits}
-{_each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));")}
-{_MASK_OF_KEYS if of_keys else unseen_keys("STEP", "first_walked", "0.0f")}
+{each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));")}
+{mask_of_keys() if of_keys else unseen_keys("STEP", "first_walked", "0.0f")}
 {_sums(results, schedule, slopes, product, pair)}
 {next_copies if schedule.stages == 1 else ""}
   }}"""
@@ -279,7 +284,7 @@ def _dots(sums: str, place: str, pitch: str, walked: str, depth: str, product: s
     )
 
 
-def _each_logit(statement: str) -> str:
+def each_logit(statement: str) -> str:
     """A statement for every logit of a thread: of fragment ``m``, row ``i``, columns ``n`` and ``j``."""
     return f"""\
 #pragma unroll
@@ -292,27 +297,28 @@ def _each_logit(statement: str) -> str:
           for (int j = 0; j < 2; ++j) {statement}"""
 
 
-#: Pairs that are not seen have no probability, where a step has any; a column of fragments is its lane's place among
-#: four.
-_MASK_OF_KEYS = """\
-    if (first_walked + STEP > WALKED_ALL || (CAUSAL && first_walked / GROUP + AHEAD < last_row) ||
-        (WINDOW && first_row <= (first_walked + STEP - 1) / GROUP + AHEAD - WINDOW)) {
+def mask_of_keys(group: str = "GROUP", end: str = "WALKED_ALL") -> str:
+    """No probability for pairs that are not seen, where a step has any; a column of fragments is its lane's place among
+    four. ``group`` rows that are walked are one query of several heads, and ``end`` is the name of all of them."""
+    return f"""\
+    if (first_walked + STEP > {end} || (CAUSAL && first_walked / {group} + AHEAD < last_row) ||
+        (WINDOW && first_row <= (first_walked + STEP - 1) / {group} + AHEAD - WINDOW)) {{
 #pragma unroll
       for (int n = 0; n < STEP / 8; ++n)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int row = first_walked + n * 8 + lane % 4 * 2 + j, query = row / GROUP;
-          const int keys_end = row >= WALKED_ALL ? 0 : CAUSAL ? query + AHEAD + 1 : KEYS_ALL;
+        for (int j = 0; j < 2; ++j) {{
+          const int row = first_walked + n * 8 + lane % 4 * 2 + j, query = row / {group};
+          const int keys_end = row >= {end} ? 0 : CAUSAL ? query + AHEAD + 1 : KEYS_ALL;
           const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
 #pragma unroll
           for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < 2; ++i) {{
               const int key = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
               if (key >= keys_end || key < keys_begin) logits[m][n][2 * i + j] = 0.0f;
-            }
-        }
-    }"""
+            }}
+        }}
+    }}"""
 
 
 def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, product: str, pair: str) -> str:
@@ -330,9 +336,9 @@ def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, produ
     return f"    if (share) {{\n{of_weights[0]}\n    }} else {{\n{slopes}\n{of_slopes}\n    }}"
 
 
-def _stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+def stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
     """Stores of the results: a pair of elements a lane."""
-    results = _results(kernel)
+    results = results_of(kernel)
     total = sum(result.size for result in results)
     place = "row" if kernel.is_of_keys else "place_of(row)"
     stores: list[str] = []

@@ -16,7 +16,8 @@ _STAND_INS = dict(_TYPES.values())
 
 _LOGITS = re.compile(r"(first|more)_logits_(\d+)_(\w+)")
 _VALUES = re.compile(r"weighted_values_(\d+)_(\w+)")
-_DONE = re.compile(r"products_done_but_([01])_(\d+)")
+_DONE = re.compile(r"products_done_but_([012])_(\d+)")
+_BEHIND = re.compile(r"sums_behind_(\d+)")
 
 #: What keeps a compiler from waiting for products before it has computed a number, which is never negative: it would
 #: fall asleep. Nothing else orders a wait behind arithmetic that does not read what was waited for. (A trap would end
@@ -44,9 +45,14 @@ def values_name(dtype: str, width: int) -> str:
 
 
 def done_name(pending: int, width: int) -> str:
-    """The wait until all groups of products but the last ``pending`` are done, 0 or 1. It names ``width / 2`` sums, so
+    """The wait until all groups of products but the last ``pending`` are done, 0 to 2. It names ``width / 2`` sums, so
     that no compiler reads them before."""
     return f"products_done_but_{pending}_{width}"
+
+
+def behind_name(width: int) -> str:
+    """The mark that ``width / 2`` more sums are there after a wait, so that no compiler reads them before."""
+    return f"sums_behind_{width}"
 
 
 def _lines(items: Iterable[str], opening: str, closing: str) -> str:
@@ -113,6 +119,17 @@ static __device__ __forceinline__ void {done_name(pending, width)}(float* d) {{
 #endif"""
 
 
+def _behind(width: int) -> str:
+    return f"""\
+#ifdef CUDA_ON_CPU
+#define {behind_name(width)}(d)
+#else
+static __device__ __forceinline__ void {behind_name(width)}(float* d) {{
+  asm volatile("" : {_sums(width, "+")} :: "memory");
+}}
+#endif"""
+
+
 def device_functions(used: set[str]) -> str:
     """The text of the functions among the names ``used``, empty where there are none."""
     texts = []
@@ -125,4 +142,6 @@ def device_functions(used: set[str]) -> str:
             texts.append(_BESIDE)
         elif match := _DONE.fullmatch(name):
             texts.append(_done(int(match[1]), int(match[2])))
+        elif match := _BEHIND.fullmatch(name):
+            texts.append(_behind(int(match[1])))
     return "\n".join(texts)

@@ -9,4 +9,5 @@ EMULATOR_INLINE unsigned shared_address(const void* shared, int offset) {
 #define warp_group_arrive() emulator::arrive_at_warp_group(EMULATOR_SITE)
 #define warp_group_commit() emulator::commit_products(EMULATOR_SITE)
 #define warp_group_wait_1() emulator::wait_for_products(EMULATOR_SITE, 1)
+#define warp_group_wait_2() emulator::wait_for_products(EMULATOR_SITE, 2)
 #define warp_group_wait_all() emulator::wait_for_products(EMULATOR_SITE, 0)

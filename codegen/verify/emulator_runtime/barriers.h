@@ -84,10 +84,12 @@ static void complete_phase(Barrier& barrier) {
   ++barrier.phase;
 }
 // What this thread knows, itself included, is told; what it does from now on is not.
+// A meeting of its warp that told it something is handed on with that, and may be all that orders it for who waits.
 static void tell_barrier(Barrier& barrier) {
-  const Stamp* row = known + (size_t)me * actor_count;
+  const Stamp *row = known + (size_t)me * actor_count, *other = known_other + (size_t)me * actor_count;
   for (unsigned i = 0; i < actor_count; ++i) {
     Stamp what = i == me ? stamp : i < thread_count && row[i] < base ? base : row[i];
+    if (i < thread_count && row[i] > other[i] && row[i] > base && partial_site[me] != none) need(partial_site[me]);
     if (what > barrier.telling[i]) barrier.telling[i] = what;
   }
   stamp = stamps[me] = ++tick;

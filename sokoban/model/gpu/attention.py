@@ -15,7 +15,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
-from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.attention import AttentionKernel, GroupedHeads, SliceSum
 from sokoban.kernel.block_range import BlockRange
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
@@ -178,15 +178,15 @@ def estimate_attention(
 
     ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has reported them.
     """
-    registers = registers or _starting_registers(kernel, schedule, device)
+    registers = registers or starting_registers(registers_per_thread(kernel, schedule), schedule, device)
     resources = Resources(schedule.threads, registers, shared_bytes(kernel, schedule))
     return estimate_blocks(_work(kernel, schedule), resources, device)
 
 
-def _starting_registers(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> int:
-    """Registers that every thread of a block starts with. Where warp groups move them, all have an equal part of the
-    unit's; more than a device has where those that multiply would need more than they get."""
-    needed = registers_per_thread(kernel, schedule)
+def starting_registers(needed: int, schedule: RowTiles, device: DeviceSpec) -> int:
+    """Registers that every thread of a block starts with, of which those that multiply need so many. Where warp groups
+    move them, all have an equal part of the unit's; more than a device has where those that multiply would need more
+    than they get."""
     moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS) if schedule.instruction.is_by_groups else None
     if moved is None:
         return needed
@@ -257,7 +257,7 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
     )
 
 
-def matrix_rates(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> MatrixInstruction | None:
+def matrix_rates(kernel: GroupedHeads, schedule: RowTiles, device: DeviceSpec) -> MatrixInstruction | None:
     """Rates of the device by the schedule's instruction; None for multiply-adds."""
     return _rates(schedule.instruction, kernel.attention.dtype, device)
 

@@ -6,12 +6,16 @@ everything else, the constants too, is that of the forward pass. No constant was
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import (
+    GROUP_OTHER_REGISTERS,
+    GROUP_PRODUCT_INSTRUCTIONS,
     LOGIT_INSTRUCTIONS,
     OTHER_REGISTERS,
     PORT_BYTES,
@@ -20,10 +24,15 @@ from sokoban.model.gpu.attention import (
     Walks,
     estimate_blocks,
     range_walks,
+    starting_registers,
 )
-from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded
+from sokoban.schedule.attention import FRAGMENT_DEPTH, FRAGMENT_ROWS, GROUP_WARPS, LANES, PIECE_BYTES, padded
 from sokoban.schedule.attention_gradient import QUERY_NUMBERS, GradientFloats, GradientSchedule, gradient_shared_bytes
 
+#: Instructions per logit where warp groups multiply, besides those of products, as the compiled loops have them: one
+#: that scales it, two for its gradient, half a conversion each for the gradient and, of keys, the probability, and of
+#: keys half a load of a query's two numbers.
+GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS = 3.5, 4.5
 #: Floats of a piece.
 _PIECE = PIECE_BYTES // 4
 
@@ -35,7 +44,7 @@ def estimate_gradient(
 
     ``registers`` of a thread are those of :func:`gradient_registers` until the compiler has reported them.
     """
-    registers = registers or gradient_registers(kernel, schedule)
+    registers = registers or starting_registers(gradient_registers(kernel, schedule), schedule, device)
     resources = Resources(schedule.threads, registers, gradient_shared_bytes(kernel, schedule))
     return estimate_blocks(_work(kernel, schedule), resources, device)
 
@@ -49,6 +58,11 @@ def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedu
         factors = _PIECE * schedule.thread_rows + 4 * _PIECE
         logits = 2 * schedule.step // schedule.lanes
         return schedule.thread_rows * (columns // schedule.lanes + logits + 2) + factors + OTHER_REGISTERS
+    if schedule.instruction.is_by_groups:
+        # Factors of products that still run while the next logits and what is wanted of them come; two numbers of two
+        # rows.
+        factors = schedule.step // 2 if kernel.is_of_keys else schedule.step // 4 + 4
+        return columns // 2 + schedule.step + factors + GROUP_OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     return fragments * (columns // 2 + schedule.step + 8) + OTHER_REGISTERS
 
@@ -62,7 +76,11 @@ def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) 
     >>> gradient_walks(kernel, GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.FMA))
     Walks(mean=2.5, longest=4.0, edges=1.0)
     """
-    return range_walks(kernel.block_range, schedule.rows, schedule.step)
+    if not (schedule.instruction.is_by_groups and kernel.is_of_keys):
+        return range_walks(kernel.block_range, schedule.rows, schedule.step)
+    # Warp groups walk the queries of every head of a group by themselves.
+    one = range_walks(replace(kernel.block_range, group=1), schedule.rows, schedule.step)
+    return Walks(one.mean * kernel.group, one.longest * kernel.group, one.edges * kernel.group)
 
 
 def _widths(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> tuple[int, int]:
@@ -102,7 +120,7 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         slices=1,
         products=dots + results / shares,
         loads_per_product=_loads_per_product(schedule, dots, results),
-        exponentials=LOGIT_INSTRUCTIONS,
+        exponentials=_instructions(kernel, schedule, depth, width),
         port_bytes=_port_bytes(kernel, schedule, dots, results / shares),
         step_bytes=schedule.step * row,
         once_bytes=block_side * shares + output,
@@ -110,6 +128,17 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         own_bytes=block_side + output,
         walk=gradient_walks(kernel, schedule),
     )
+
+
+def _instructions(kernel: AttentionGradientKernel, schedule: GradientSchedule, depth: int, width: int) -> float:
+    """Instructions per logit besides its exponential and the mask."""
+    if not schedule.instruction.is_by_groups:
+        return LOGIT_INSTRUCTIONS
+    of_keys = kernel.is_of_keys
+    # A thread has half as many logits as the step has rows; products are along both widths, and along the step.
+    products = (depth + width + schedule.step * (1 + of_keys)) / FRAGMENT_DEPTH / (schedule.step / 2)
+    each = GROUP_INSTRUCTIONS_OF_KEYS if of_keys else GROUP_INSTRUCTIONS_OF_QUERIES
+    return each + GROUP_PRODUCT_INSTRUCTIONS * products
 
 
 def _loads_per_product(schedule: GradientSchedule, dots: float, results: float) -> float:
@@ -132,5 +161,6 @@ def _port_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule, dot
         broadcast = schedule.rows / rows_at_once * (dots + weights) / 4 * PORT_BYTES
         read = schedule.warps * schedule.step * (dots + results)
         return broadcast + 4.0 * (read + schedule.step * (depth + width) + 2 * schedule.rows * weights)
-    read = schedule.warps * schedule.step * (dots + results) + schedule.rows * dots
+    readers = schedule.warps // GROUP_WARPS if schedule.instruction.is_by_groups else schedule.warps
+    read = readers * schedule.step * (dots + results) + schedule.rows * dots
     return DTYPE_BYTES[kernel.attention.dtype] * (read + schedule.step * (depth + width))

@@ -61,8 +61,9 @@ def test_each_board_multiplies_by_what_it_has() -> None:
         for device in (V100, A100, H100)
         for dtype in ("float16", "float32")
     }
-    matrix = [key for key, instruction in found.items() if instruction is Instruction.MMA_16X8X16]
-    assert matrix == [(A100.name, "float16"), (H100.name, "float16")]
+    matrix = {key: instruction for key, instruction in found.items() if instruction is not Instruction.FMA}
+    by_warps, by_groups = Instruction.MMA_16X8X16, Instruction.WGMMA
+    assert matrix == {(A100.name, "float16"): by_warps, (H100.name, "float16"): by_groups}
 
 
 def test_masks_save_what_they_leave_out_and_wide_heads_are_shared() -> None:

@@ -79,9 +79,12 @@ def test_a_schedule_of_a_gradient_comes_back_as_it_was_written(tmp_path: Path) -
     schedule = GradientSchedule(rows=64, step=32, warps=4, stages=2, shares=2, instruction=Instruction.MMA_16X8X16)
     scalar = GradientSchedule(rows=16, step=32, warps=2, stages=1, instruction=Instruction.FMA, lanes=8)
     path = tmp_path / "s.json"
-    path.write_text(json.dumps([schedule.to_json(), {"rows": 16, "step": 32, "warps": 2, "instruction": "fma"}]))
-    assert load_gradient_schedules(path) == [schedule, scalar]
-    assert jsonschema.Draft202012Validator(gradient_schema()).is_valid(schedule.to_json())
+    groups = GradientSchedule(rows=128, step=48, warps=8, stages=3, instruction=Instruction.WGMMA)
+    short = {"rows": 16, "step": 32, "warps": 2, "instruction": "fma"}
+    path.write_text(json.dumps([schedule.to_json(), short, groups.to_json()]))
+    assert load_gradient_schedules(path) == [schedule, scalar, groups]
+    schema = jsonschema.Draft202012Validator(gradient_schema())
+    assert schema.is_valid(schedule.to_json()) and schema.is_valid(groups.to_json())
 
 
 @pytest.mark.parametrize(
@@ -90,13 +93,18 @@ def test_a_schedule_of_a_gradient_comes_back_as_it_was_written(tmp_path: Path) -
         ({"rows": 16, "step": 64, "warps": 1}, "step: 64 rows, but 32 threads that fetch a row's numbers each"),
         ({"rows": 64, "step": 8, "warps": 4}, "step: 8 is no multiple of 16; use 16"),
         (
-            {"rows": 64, "step": 32, "warps": 4, "instruction": "wgmma_64xNx16"},
+            {"rows": 64, "step": 32, "warps": 4, "instruction": "wmma_16x16x16"},
             "instruction: there are no such kernels",
         ),
         (
             {"rows": 32, "step": 32, "warps": 4, "instruction": "fma", "shares": 2},
-            "shares: blocks that multiply and add",
+            "shares: blocks by fma make all of their results",
         ),
+        (
+            {"rows": 64, "step": 32, "warps": 4, "instruction": "wgmma_64xNx16", "shares": 2},
+            "shares: blocks by wgmma_64xNx16 make all of their results",
+        ),
+        ({"rows": 64, "step": 32, "warps": 8, "instruction": "wgmma_64xNx16"}, "rows: 64 are not 64 rows of every 4"),
     ],
 )
 def test_contradictions_of_a_gradient_name_the_field(tmp_path: Path, schedule: dict[str, Any], refused: str) -> None:

@@ -1,0 +1,366 @@
+"""Gradients of attention by ``wgmma`` of sm_90a: four warps multiply 64 rows of the block's own together.
+
+Tiles, copies and barriers are those of :mod:`codegen.gpu.walks.attention_groups`: a warp group of its own copies what
+is walked in bulk, and both sides of it are in one buffer, with one barrier for *full* and one for *empty*. What a block
+walks is read along its rows for logits and their gradients, and turned for the results; probabilities and gradients of
+logits go into those products out of registers. The numbers of queries that are walked come by the warp that copies.
+
+Products of results run on while the next step's logits are issued, and those of values while gradients of logits are
+worked out (J. Shah et al., "FlashAttention-3", 2024, 3.1, has the backward pass so). Queries of heads that share keys
+are walked head by head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
+from codegen.gpu.walks.attention_warps import PRODUCTS
+from codegen.gpu.walks.bounds import named
+from codegen.gpu.walks.fragments import cleared, unseen_keys
+from codegen.gpu.walks.gradient_warps import (
+    OWN_NUMBERS,
+    PLACE_OF_QUERIES,
+    constants,
+    each_logit,
+    mask_of_keys,
+    results_of,
+    stores,
+)
+from codegen.gpu.walks.group_functions import BESIDE, behind_name, done_name
+from codegen.gpu.walks.group_products import factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.staged_tiles import StagedTile
+from codegen.tensor_map import TensorMap
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
+from codegen.tir.lowering import LoweringRequest
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
+from sokoban.kernel.block_range import QUERIES_OF_KEYS
+from sokoban.language.expression import Tensor
+from sokoban.schedule.attention import GROUP_WARPS, LANES, padded
+from sokoban.schedule.attention_gradient import (
+    GRADIENT_BARRIERS_BYTES,
+    GradientSchedule,
+    gradient_shared_bytes,
+    number_bytes,
+    number_place,
+)
+from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
+
+
+def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
+    """Gradients of attention by the matrix instructions of warp groups."""
+    return request.schedule.instruction.is_by_groups
+
+
+def lower(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> Lowered:
+    """The kernel of a gradient."""
+    kernel, schedule = request.problem, request.schedule
+    return Lowered.of_text(
+        _text(kernel, schedule, request.entry),
+        request.entry,
+        blocks=schedule.blocks(kernel),
+        threads=schedule.threads,
+        shared_bytes=gradient_shared_bytes(kernel, schedule),
+        maps=tuple(_map(tensor, schedule) for name, tensor in _inputs(kernel).items() if name in _walked(kernel)),
+    )
+
+
+def _inputs(kernel: AttentionGradientKernel) -> dict[str, Tensor]:
+    """The inputs by their names as parameters."""
+    return dict(zip(GRADIENT_INPUTS, kernel.inputs, strict=True))
+
+
+def _walked(kernel: AttentionGradientKernel) -> tuple[str, str]:
+    """Names of what is walked: as wide as keys, and as values."""
+    return ("Q", "dY") if kernel.is_of_keys else ("K", "V")
+
+
+def _map(tensor: Tensor, schedule: GradientSchedule) -> TensorMap:
+    """Tensor map of one that is walked: panels of a step's rows."""
+    panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
+    shape = tensor.caller_shape  # a dimension for all heads, whatever they share
+    return TensorMap(tensor=tensor.name, dtype=tensor.dtype, shape=shape, box=(1, 1, schedule.step, panel))
+
+
+def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: str) -> str:
+    """All of it, from ``extern "C" __global__`` on."""
+    pair, of_keys = PRODUCTS[kernel.attention.dtype][1], kernel.is_of_keys
+    moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
+    more, fewer = (f"registers_more_{moved[0]}();", f"registers_fewer_{moved[1]}();") if moved else ("", "")
+    own_keys, own_values, own_rows = ("K", "V", "KEYS_ALL") if of_keys else ("Q", "dY", "QUERY_ROWS")
+    numbers = number_place(kernel, schedule)
+    barriers = numbers + number_bytes(kernel, schedule)
+    # The thread that copies, and a lane for every number of it, fill a buffer.
+    fillers = 1 + LANES * of_keys
+    return f"""\
+extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved else ""})
+{entry}{KERNEL_SUFFIX}({_parameters(kernel)}) {{
+{constants(kernel, schedule)}
+  constexpr int WARPS = {schedule.warps}, KEY_TILE = STEP * KEY_PITCH, VALUE_TILE = STEP * VALUE_PITCH;
+  constexpr int OWN_VALUES = ROWS * KEY_PITCH, KEY_BUFFERS = OWN_VALUES + ROWS * VALUE_PITCH;
+  constexpr int VALUE_BUFFERS = KEY_BUFFERS + STAGES * KEY_TILE, NUMBERS = {numbers};
+  // Barriers: of the block's own tiles, then two of every buffer.
+  constexpr int OWN_FULL = {barriers}, STEP_FULL = OWN_FULL + {GRADIENT_BARRIERS_BYTES}, STEP_EMPTY = STEP_FULL + 8;
+  extern __shared__ __align__({ATOM_BYTES}) char shared[];
+{_PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
+  // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
+  auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
+  if (thread == 0) {{
+    barrier_make(shared, OWN_FULL, THREADS);
+    for (int stage = 0; stage < STAGES; ++stage) {{
+      barrier_make(shared, STEP_FULL + {GRADIENT_BARRIERS_BYTES} * stage, {fillers});
+      barrier_make(shared, STEP_EMPTY + {GRADIENT_BARRIERS_BYTES} * stage, WARPS);
+    }}
+    barrier_fence();
+  }}
+  __syncthreads();
+  if (warp >= WARPS) {{
+    {fewer}
+    if ({"warp == WARPS" if of_keys else "thread == THREADS"}) {{
+{_copies(kernel)}
+    }}
+  }} else {{
+    {more}
+    const unsigned short* own_keys = {own_keys}_ptr + (long long)problem * {own_rows} * HEAD_DIM;
+    const unsigned short* own_values = {own_values}_ptr + (long long)problem * {own_rows} * VALUE_DIM;
+{_own_tiles(kernel, schedule)}
+{"" if of_keys else OWN_NUMBERS}
+{_walk(kernel, schedule, pair)}
+{stores(kernel, schedule, pair)}
+  }}
+}}
+"""
+
+
+def _parameters(kernel: AttentionGradientKernel) -> str:
+    """Parameters: tensor maps of what is walked, pointers to everything else."""
+    walked, inputs = _walked(kernel), _inputs(kernel)
+    texts = []
+    for name in inputs:
+        element = "float" if name in "LD" else "unsigned short"
+        pointer = f"const {element}* __restrict__ {name}_ptr"
+        texts.append(f"const __grid_constant__ TensorMap {name}_map" if name in walked else pointer)
+    return ",\n    ".join([*texts, f"unsigned short* __restrict__ {kernel.parameters[-1]}_ptr"])
+
+
+_BEGIN, _END = (replace(bound, scale="") for bound in QUERIES_OF_KEYS)
+
+#: Which keys a block has, and which queries of every head of a group see them. The first keys are seen by most, and
+#: start first.
+_PLACE_OF_KEYS = f"""\
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int problem = blockIdx.x / ROW_BLOCKS;
+  const int first_row = blockIdx.x % ROW_BLOCKS * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
+  const int begin = {named(_BEGIN, "first_row")};
+  const int end = {named(replace(_END, otherwise="QUERIES_ALL"), "last_row")};
+  const int first_step = begin / STEP, head_steps = max((end + STEP - 1) / STEP - first_step, 0);
+  const int steps = GROUP * head_steps;"""
+
+#: The first query of a step, and its head where several share keys.
+_FIRST_QUERY = "const int first_walked = (first_step + (GROUP == 1 ? number : number % head_steps)) * STEP;"
+_HEAD = "const int head = GROUP == 1 ? 0 : number / head_steps;"
+
+
+def _copies(kernel: AttentionGradientKernel) -> str:
+    """The walk of the thread, or of the warp, that copies: a buffer that is empty gets the next step."""
+    attention, of_keys = kernel.attention, kernel.is_of_keys
+    heads = f"problem % {attention.key_heads}"
+    if of_keys and kernel.group > 1:
+        heads = f"{heads} * GROUP + head"
+    full, empty = (f"STEP_{state} + {GRADIENT_BARRIERS_BYTES} * stage" for state in ("FULL", "EMPTY"))
+    copies = [f"barrier_expect(shared, {full}, KEY_TILE + VALUE_TILE);"]
+    for name, subject, width in zip(
+        _walked(kernel), ("KEY", "VALUE"), (attention.head_dim, attention.value_size), strict=True
+    ):
+        panel = PANEL_BYTES // DTYPE_BYTES[attention.dtype]
+        for number in range(-(-width // panel)):
+            to = f"{subject}_BUFFERS + stage * {subject}_TILE + {number} * STEP * {PANEL_BYTES}"
+            at = f"{number * panel}, first_walked, {heads}, problem / {attention.key_heads}"
+            copies.append(f"copy_tile(shared, {to}, &{name}_map, {full},\n                    {at});")
+    indent = "          " if of_keys else "        "
+    text = "\n".join(f"{indent}{copy}" for copy in copies)
+    place = _FIRST_QUERY if of_keys else "const int first_walked = (first_step + number) * STEP;"
+    return f"""\
+#pragma unroll 1
+      for (int number = 0; number < steps; ++number) {{
+        const int stage = number % STAGES, parity = number / STAGES % 2;
+        {place}
+        barrier_wait(shared, {empty}, parity ^ 1);
+{_with_numbers(text, full) if of_keys else text}
+      }}"""
+
+
+def _with_numbers(copies: str, full: str) -> str:
+    """The two numbers of every query of a step, by the warp whose first thread copies."""
+    return f"""\
+        {_HEAD}
+        if (lane == 0) {{
+{copies}
+        }}
+        float* numbers = (float*)(shared + NUMBERS) + stage * 2 * STEP;
+        const long long first = (long long)problem * QUERY_ROWS + head * QUERIES_ALL + first_walked;
+        for (int row = lane; row < STEP; row += 32) {{
+          const bool is_there = first_walked + row < QUERIES_ALL;
+          numbers[row] = is_there ? L_ptr[first + row] * TWOS : 0.0f;
+          numbers[STEP + row] = is_there ? D_ptr[first + row] : 0.0f;
+        }}
+        barrier_arrive(shared, {full});"""
+
+
+def _own_tiles(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
+    """Copies of the block's own rows."""
+    attention = kernel.attention
+    tiles = [
+        StagedTile(
+            tensor=tensor, width=width, full=full, rows=schedule.rows, pitch=pitch, start=start, first="first_row",
+            bound="ROWS_ALL", is_bounded=kernel.rows % schedule.rows != 0, is_walked=False,
+            is_grouped=kernel.group > 1 and not kernel.is_of_keys, is_swizzled=True,
+        )
+        for tensor, width, full, pitch, start in (
+            ("own_keys", attention.head_dim, "DEPTH", "KEY_PITCH", "0"),
+            ("own_values", attention.value_size, "WIDTH", "VALUE_PITCH", "OWN_VALUES"),
+        )
+    ]  # fmt: skip
+    return "\n".join(tile.copy(schedule.warps * LANES) for tile in tiles)
+
+
+def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+    """The steps of a block, behind its own tiles."""
+    sums = "\n".join(
+        f"  float {each.sums}[FRAGMENTS][{each.width} / 8][4];\n{cleared(each.sums, each.width)}"
+        for each in results_of(kernel)
+    )
+    return f"""\
+{sums}
+  float logits[FRAGMENTS][STEP / 8][4], wanted[FRAGMENTS][STEP / 8][4];
+  unsigned {"weights[STEP / 16][4], " if kernel.is_of_keys else ""}slopes[STEP / 16][4];
+  if (steps > 0) {{
+    copy_own_keys();
+    copy_own_values();
+    copy_async_commit();
+    copy_async_wait_0();
+    async_proxy_fence();
+    barrier_arrive(shared, OWN_FULL);
+    barrier_wait(shared, OWN_FULL, 0);
+{_steps_of_keys(kernel, schedule, pair) if kernel.is_of_keys else _steps_of_queries(kernel, schedule, pair)}
+  }}"""
+
+
+def _buffer(subject: str, number: str) -> str:
+    """Where the tile of a step lies."""
+    return f"{subject}_BUFFERS + {number} % STAGES * {subject}_TILE"
+
+
+def _full(number: str) -> str:
+    """The wait for the tiles of a step."""
+    return f"barrier_wait(shared, STEP_FULL + {GRADIENT_BARRIERS_BYTES} * ({number} % STAGES), {number} / STAGES % 2);"
+
+
+def _empty(condition: str, number: str) -> str:
+    """The warp has no more use for the tiles of a step."""
+    return f"if ({condition}) barrier_arrive(shared, STEP_EMPTY + {GRADIENT_BARRIERS_BYTES} * ({number} % STAGES));"
+
+
+def _dots(
+    kernel: AttentionGradientKernel, schedule: GradientSchedule, sums: str, number: str, *, ends: bool = True
+) -> str:
+    """The products of a group's own rows and those of a step: ``logits``, or what is ``wanted`` of them."""
+    attention, is_logits = kernel.attention, sums == "logits"
+    return product_of_rows(
+        sums, attention.dtype, attention.head_dim if is_logits else attention.value_size,
+        own="" if is_logits else "OWN_VALUES + ", walked=_buffer("KEY" if is_logits else "VALUE", number),
+        step=schedule.step, step_name="STEP", ends=ends,
+    )  # fmt: skip
+
+
+def _key_sums(kernel: AttentionGradientKernel, number: str) -> str:
+    """The products of the gradients of logits and what was walked."""
+    dtype, depth = kernel.attention.dtype, kernel.attention.head_dim
+    return product_of_columns("key_sums", "slopes", dtype, depth, walked=_buffer("KEY", number), step_name="STEP")
+
+
+def _probabilities(exponent: str, mask: str) -> str:
+    """Probabilities of the pairs of a step in place of their logits."""
+    logit = "logits[m][n][2 * i + j]"
+    return f"{each_logit(f'{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));')}\n{mask}"
+
+
+def _slopes(dot: str, pair: str, used: str = "") -> str:
+    """Gradients of logits in place of what is wanted of them, and as factors; ``used`` says what was read."""
+    slope = "wanted[m][n][2 * i + j]"
+    text = each_logit(f"{slope} = logits[m][n][2 * i + j] * ({slope} - {dot});")
+    return f"{text}\n{used}{factors_of('wanted', 'slopes', pair, 'STEP')}"
+
+
+def _steps_of_queries(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+    """Steps along keys: the products of the step before run while probabilities are taken."""
+    step, width = schedule.step, padded(kernel.attention.head_dim)
+    probabilities = _probabilities("exponents[m][i]", unseen_keys("STEP", "first_walked", "0.0f"))
+    slopes = _slopes("dots[m][i]", pair)
+    return f"""\
+    {_full("0")}
+    warp_group_arrive();
+{_dots(kernel, schedule, "logits", "0", ends=False)}
+{_dots(kernel, schedule, "wanted", "0")}
+    {done_name(0, step)}(logits[0][0]);
+    {behind_name(step)}(wanted[0][0]);
+    {{
+      const int first_walked = first_step * STEP;
+{probabilities}
+    }}
+{slopes}
+#pragma unroll 1
+    for (int number = 1; number < steps; ++number) {{
+      const int first_walked = (first_step + number) * STEP;
+      {_full("number")}
+      warp_group_arrive();
+{_dots(kernel, schedule, "logits", "number")}
+{_dots(kernel, schedule, "wanted", "number")}
+{_key_sums(kernel, "(number - 1)")}
+      {done_name(2, step)}(logits[0][0]);
+{probabilities}
+      {BESIDE}(fminf(logits[0][0][0], logits[0][STEP / 8 - 1][3]));
+      {done_name(0, step)}(wanted[0][0]);
+      {behind_name(width)}(key_sums[0][0]);
+      {_empty("lane == 0", "(number - 1)")}
+{slopes}
+    }}
+    warp_group_arrive();
+{_key_sums(kernel, "(steps - 1)")}
+    {done_name(0, width)}(key_sums[0][0]);"""
+
+
+def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+    """Steps along queries: products of values run while gradients of logits are worked out, those of the gradients
+    while the next step's logits come."""
+    attention, step = kernel.attention, schedule.step
+    values = product_of_columns(
+        "value_sums", "weights", attention.dtype, attention.value_size, walked=_buffer("VALUE", "number"),
+        step_name="STEP",
+    )  # fmt: skip
+    column = "n * 8 + lane % 4 * 2 + j"
+    # The numbers have been read by all threads when the first one gives the buffer back.
+    slopes = _slopes(f"numbers[STEP + {column}]", pair, "    __syncwarp();\n")
+    return f"""\
+#pragma unroll 1
+    for (int number = 0; number < steps; ++number) {{
+      {_FIRST_QUERY}
+      const float* numbers = (const float*)(shared + NUMBERS) + number % STAGES * 2 * STEP;
+      {_full("number")}
+      warp_group_arrive();
+{_dots(kernel, schedule, "logits", "number")}
+{_dots(kernel, schedule, "wanted", "number")}
+      {done_name(1, step)}(logits[0][0]);
+      {_empty("number > 0 && lane == 0", "(number - 1)")}
+{_probabilities(f"numbers[{column}]", mask_of_keys("1", "QUERIES_ALL"))}
+{factors_of("logits", "weights", pair, "STEP")}
+      warp_group_arrive();
+{values}
+      {done_name(1, step)}(wanted[0][0]);
+{slopes}
+      warp_group_arrive();
+{_key_sums(kernel, "number")}
+    }}
+    {done_name(0, padded(attention.head_dim))}(key_sums[0][0]);
+    {behind_name(padded(attention.value_size))}(value_sums[0][0]);"""

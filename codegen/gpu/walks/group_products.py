@@ -1,0 +1,57 @@
+"""Texts of products of warp groups, which kernels of attention and of its gradients share.
+
+Tiles lie in shared memory in panels of 64 elements, each as long as the tile. A group has 64 rows of its own; what it
+walks is read along its rows, or turned, as the depth of a product whose other factor comes out of registers.
+"""
+
+from __future__ import annotations
+
+from codegen.gpu.walks.group_functions import logits_name, values_name
+from sokoban.schedule.attention import FRAGMENT_DEPTH, padded
+from sokoban.schedule.warp_groups import PANEL_BYTES
+
+
+def product_of_rows(
+    sums: str, dtype: str, width: int, *, own: str, walked: str, step: int, step_name: str, ends: bool = True
+) -> str:
+    """The product of a group's own rows and those of a step, along ``width`` elements of both, issued as one group, or
+    as a part of the next one where it does not end there.
+
+    Args:
+        sums: of 64 rows and ``step`` columns, begun anew.
+        own: where the tile of the group's own rows begins, its first group's, in bytes.
+        walked: where the tile of the step begins; ``step_name`` is the name of its rows.
+    """
+    first, more = (logits_name(dtype, step, is_first) for is_first in (True, False))
+    lines = []
+    for depth in range(0, padded(width), FRAGMENT_DEPTH):
+        # Sixteen elements further are 32 bytes; a panel further is a tile of 128 bytes a row.
+        panel, within = divmod(depth * 2, PANEL_BYTES)
+        rows = f"{own}warp / 4 * 8192 + {panel} * ROWS * {PANEL_BYTES} + {within}"
+        from_step = f"{walked} + {panel} * {step_name} * {PANEL_BYTES} + {within}"
+        lines.append(
+            f"    {more if depth else first}({sums}[0][0], matrix_descriptor(shared, {rows}, 16, 1024),\n"
+            f"        matrix_descriptor(shared, {from_step}, 16, 1024));\n"
+        )
+    return f"{''.join(lines)}{'    warp_group_commit();' if ends else ''}"
+
+
+def product_of_columns(sums: str, factors: str, dtype: str, width: int, *, walked: str, step_name: str) -> str:
+    """The product of factors in registers and ``width`` columns of a step, added to ``sums``, issued as one group."""
+    product = values_name(dtype, padded(width))
+    return f"""\
+#pragma unroll
+    for (int n = 0; n < {step_name} / 16; ++n)
+      {product}({sums}[0][0], {factors}[n], matrix_descriptor(
+          shared, {walked} + n * 2048, {step_name} * {PANEL_BYTES}, 1024));
+    warp_group_commit();"""
+
+
+def factors_of(sums: str, factors: str, pair: str, step_name: str) -> str:
+    """Sums of a product as factors of the next one, in pairs of elements: their layout is the same."""
+    return f"""\
+#pragma unroll
+    for (int n = 0; n < {step_name} / 16; ++n)
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        {factors}[n][c] = {pair}({sums}[0][2 * n + c / 2][c % 2 * 2], {sums}[0][2 * n + c / 2][c % 2 * 2 + 1]);"""
