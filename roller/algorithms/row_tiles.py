@@ -14,7 +14,7 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.schedule.attention import FRAGMENT_ROWS, GROUP_STAGES, GROUP_WARPS, LANES, RowTiles, padded
-from sokoban.schedule.warp_groups import GROUP_ROWS
+from sokoban.schedule.warp_groups import GROUP_ROWS, MOVED_REGISTERS
 
 _R = TypeVar("_R", bound=RowTiles)
 
@@ -66,7 +66,9 @@ def group_tiles(kind: type[_R], shared_bytes: Callable[[_R], int], device: Devic
             )
             for stages in GROUP_STAGES
         ]  # fmt: skip
-        blocks = [_blocks_by_memory(shared_bytes(schedule), device) for schedule in tiles]
+        # Several groups take all registers of a unit.
+        most = 1 if groups in MOVED_REGISTERS else device.limits.blocks_per_unit
+        blocks = [min(most, _blocks_by_memory(shared_bytes(schedule), device)) for schedule in tiles]
         yield tiles[max(place for place, count in enumerate(blocks) if count == blocks[0])]
 
 

@@ -29,7 +29,7 @@ from codegen.gpu.walks.attention_warps import (
     softmax,
 )
 from codegen.gpu.walks.group_functions import BESIDE, done_name
-from codegen.gpu.walks.group_products import factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.group_products import GROUP, factors_of, product_of_columns, product_of_rows
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
@@ -104,6 +104,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
     }}
   }} else {{
     {more}
+    {GROUP}
     const unsigned short* queries = {queries.name}_ptr + (long long)problem * ROWS_ALL * HEAD_DIM;
 {queries_tile(kernel, schedule).copy(schedule.warps * 32)}
 {CLEAR}

@@ -28,7 +28,7 @@ from codegen.gpu.walks.gradient_warps import (
     stores,
 )
 from codegen.gpu.walks.group_functions import BESIDE, behind_name, done_name
-from codegen.gpu.walks.group_products import factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.group_products import GROUP, factors_of, product_of_columns, product_of_rows
 from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -122,6 +122,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
     }}
   }} else {{
     {more}
+    {GROUP}
     const unsigned short* own_keys = {own_keys}_ptr + (long long)problem * {own_rows} * HEAD_DIM;
     const unsigned short* own_values = {own_values}_ptr + (long long)problem * {own_rows} * VALUE_DIM;
 {_own_tiles(kernel, schedule)}

@@ -10,6 +10,10 @@ from codegen.gpu.walks.group_functions import logits_name, values_name
 from sokoban.schedule.attention import FRAGMENT_DEPTH, padded
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
+#: The group of a warp, as a number that the compiler knows to be the same for all of its lanes: descriptors stay in
+#: uniform registers, in which the instruction takes them.
+GROUP = "const int group = __shfl_sync(0xffffffffu, warp / 4, 0);"
+
 
 def product_of_rows(
     sums: str, dtype: str, width: int, *, own: str, walked: str, step: int, step_name: str, ends: bool = True
@@ -25,25 +29,30 @@ def product_of_rows(
     first, more = (logits_name(dtype, step, is_first) for is_first in (True, False))
     lines = []
     for depth in range(0, padded(width), FRAGMENT_DEPTH):
-        # Sixteen elements further are 32 bytes; a panel further is a tile of 128 bytes a row.
+        # Sixteen elements further are 32 bytes; a panel further is a tile of 128 bytes a row. Descriptors count in 16.
         panel, within = divmod(depth * 2, PANEL_BYTES)
-        rows = f"{own}warp / 4 * 8192 + {panel} * ROWS * {PANEL_BYTES} + {within}"
-        from_step = f"{walked} + {panel} * {step_name} * {PANEL_BYTES} + {within}"
-        lines.append(
-            f"    {more if depth else first}({sums}[0][0], matrix_descriptor(shared, {rows}, 16, 1024),\n"
-            f"        matrix_descriptor(shared, {from_step}, 16, 1024));\n"
+        rows, from_step = (
+            f"{each} + {panel * PANEL_BYTES // 16} * {name} + {within // 16}" if depth else each
+            for each, name in (("own_rows", "ROWS"), ("step_rows", step_name))
         )
-    return f"{''.join(lines)}{'    warp_group_commit();' if ends else ''}"
+        lines.append(f"      {more if depth else first}({sums}[0][0], {rows}, {from_step});\n")
+    return f"""\
+    {{
+      const unsigned long long own_rows = matrix_descriptor(shared, {own}group * 8192, 16, 1024);
+      const unsigned long long step_rows = matrix_descriptor(shared, {walked}, 16, 1024);
+{"".join(lines)}    }}
+{"    warp_group_commit();" if ends else ""}"""
 
 
 def product_of_columns(sums: str, factors: str, dtype: str, width: int, *, walked: str, step_name: str) -> str:
     """The product of factors in registers and ``width`` columns of a step, added to ``sums``, issued as one group."""
     product = values_name(dtype, padded(width))
     return f"""\
+    {{
+      const unsigned long long step_columns = matrix_descriptor(shared, {walked}, {step_name} * {PANEL_BYTES}, 1024);
 #pragma unroll
-    for (int n = 0; n < {step_name} / 16; ++n)
-      {product}({sums}[0][0], {factors}[n], matrix_descriptor(
-          shared, {walked} + n * 2048, {step_name} * {PANEL_BYTES}, 1024));
+      for (int n = 0; n < {step_name} / 16; ++n) {product}({sums}[0][0], {factors}[n], step_columns + n * 128);
+    }}
     warp_group_commit();"""
 
 

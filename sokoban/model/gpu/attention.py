@@ -44,7 +44,7 @@ EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 #: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
 #: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
 #: 128 elements: per logit, and per product for itself, its descriptors and the rest of a step.
-GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 12.0
+GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 7.3
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
 #: Cycles of a step in which a block waits for copies, barriers and the first fragments, with one buffer; half of them

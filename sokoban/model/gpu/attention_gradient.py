@@ -15,7 +15,6 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import (
     GROUP_OTHER_REGISTERS,
-    GROUP_PRODUCT_INSTRUCTIONS,
     LOGIT_INSTRUCTIONS,
     OTHER_REGISTERS,
     PORT_BYTES,
@@ -31,8 +30,8 @@ from sokoban.schedule.attention_gradient import QUERY_NUMBERS, GradientFloats, G
 
 #: Instructions per logit where warp groups multiply, besides those of products, as the compiled loops have them: one
 #: that scales it, two for its gradient, half a conversion each for the gradient and, of keys, the probability, and of
-#: keys half a load of a query's two numbers.
-GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS = 3.5, 4.5
+#: keys half a load of a query's two numbers. And per product: itself, its descriptors, and the rest of a step.
+GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS, GROUP_PRODUCT_INSTRUCTIONS = 3.5, 4.5, 5.7
 #: Floats of a piece.
 _PIECE = PIECE_BYTES // 4
 
