@@ -50,6 +50,9 @@ SEARCHED_RATIO, PRICED_RATIO = 1.5, 1.12
 #: often the best for it.
 FOUND_FACTORS = (1, 3, 5, 7, 9, 11, 13, 25)
 
+#: Sizes, in multiples, up to which programs for every one of them are candidates, and for one less than those above.
+EACH_FOUND, UNEVEN_FOUND = 64, 256
+
 #: Programs of one kernel that are candidates, by size; and of several.
 PROGRAMS, CHAINS = 4, 3
 
@@ -454,7 +457,9 @@ def _one_fewer(near: NDArray[np.bool_], chosen: Sequence[int]) -> list[int] | No
 def _found_sizes(size: LaunchSize) -> set[int]:
     """Sizes whose programs are candidates, all of two elements at least."""
     factors = {factor << power for factor in FOUND_FACTORS for power in range(size.most.bit_length())}
-    sizes = {count * size.multiple for count in factors if count * size.multiple <= size.most}
+    # A size that no tile divides has tiles of its own proposed, which may serve the one behind it, too.
+    factors |= {factor - 1 for factor in factors if factor <= UNEVEN_FOUND} | set(range(1, EACH_FOUND + 1))
+    sizes = {count * size.multiple for count in factors if 0 < count * size.multiple <= size.most}
     return {each for each in (*sizes, *size_grid(size, SEARCHED_RATIO)) if each > 1}
 
 

@@ -114,7 +114,7 @@ def _schedules(kernel: AttentionGradientKernel, device: DeviceSpec) -> Iterator[
     tiles = multiply_add_tiles(GradientSchedule)
     if has_matrix_instructions(dtype, device):
         tiles = matrix_tiles(GradientSchedule, (1, 2) if kernel.is_of_keys else (1,))
-    candidates = (each for each in tiles if each.step <= each.warps * LANES)
+    candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
     if device.warp_group_instruction(dtype) is not None:
         groups = group_tiles(GradientSchedule, lambda schedule: gradient_shared_bytes(kernel, schedule), device)
         candidates = chain(groups, candidates)
