@@ -209,13 +209,13 @@ def test_the_readme_is_two_screens() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
-def test_the_version_is_told_once() -> None:
+def test_the_version_is_reported_once() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-def test_make_targets_that_are_told_exist() -> None:
+def test_make_targets_that_pages_name_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     pages = "".join((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
     shown = set(re.findall(r"(?:`|\$ )make ([a-z]+)", pages))
