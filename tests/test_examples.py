@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from roller.cli import main
 from tests.codegen import fake_cupy
-from tests.test_docs import shown_blocks, update
+from tests.support.shown import shown_blocks, update
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
