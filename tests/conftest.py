@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hal.support.threads import ONE_THREAD
+
 ROOT = Path(__file__).resolve().parent.parent
-# A process of pytest fills a core. Threads of NumPy's and PyTorch's libraries, of which each would start one per core,
-# wait for their work by spinning: small products took ten times the processor time. Read when the libraries are loaded.
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+# A process of pytest fills a core; read when NumPy and PyTorch are loaded.
+for variable, count in ONE_THREAD.items():
+    os.environ.setdefault(variable, count)
 
 pytest_plugins = [
     "tests.support.isolation",
