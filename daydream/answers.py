@@ -122,7 +122,7 @@ def predict(before: Replay, passes: Sequence[PassRequest]) -> Prediction:
         InputError: a pass refuses its parameters or this graph, or ties tasks into a circle.
     """
     # What only replays needs no passes.
-    from daydream.memory.beside import with_memory
+    from daydream.memory.attached import with_memory
     from daydream.whatif import apply_passes
 
     changed, applied = apply_passes(with_memory(before.graph), passes)

@@ -32,8 +32,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-#: Columns of the terminal in which everything is shown.
+#: Columns of the terminal in which everything is shown, and the variables by which programs know of it.
 _COLUMNS = 100
+TERMINAL = {"COLUMNS": str(_COLUMNS), "TERM": "dumb"}
 #: Every page with a block, by its path.
 PAGES = tuple(
     str(path.relative_to(ROOT))
@@ -78,14 +79,19 @@ def run(command: str) -> str:
     done = subprocess.run(
         [sys.executable, *(() if program == "python" else ("-m", f"{program}.cli")), *arguments],
         cwd=_workplace(),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(_COLUMNS), "TERM": "dumb", "ROLLER_CACHE": "0"},
+        env={**os.environ, **TERMINAL, "PYTHONPATH": str(ROOT), "ROLLER_CACHE": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
         raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}")
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip("\n").split("\n")) + "\n"
+    return trimmed(done.stdout)
+
+
+def trimmed(output: str) -> str:
+    """Output without spaces at the ends of its lines, and with one line break at its end."""
+    return "\n".join(line.rstrip() for line in output.rstrip("\n").split("\n")) + "\n"
 
 
 def sections_of(output: str) -> list[str]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from hal.support.threads import ONE_THREAD
+
 ROOT = Path(__file__).resolve().parent.parent
+# A process of pytest fills a core; read when NumPy and PyTorch are loaded.
+for variable, count in ONE_THREAD.items():
+    os.environ.setdefault(variable, count)
+
 pytest_plugins = [
     "tests.support.isolation",
     "tests.support.kernels",

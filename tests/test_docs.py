@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -27,6 +24,7 @@ from roller.command.schemas import schema, schema_text
 from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.operators import load_operators, operators_from_json
 from sokoban.schedule.files import load_schedules
+from tests.support.shown import shown_blocks, update
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -43,16 +41,6 @@ def identifier(path: Path) -> str:
 
 def fenced(page: Path, language: str) -> Iterator[str]:
     yield from re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-
-
-@cache
-def update() -> ModuleType:
-    """The script that runs the documentation's commands; ``docs`` is no package."""
-    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "docs" / "update.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # Schemas
@@ -209,13 +197,13 @@ def test_the_readme_is_two_screens() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
-def test_the_version_is_told_once() -> None:
+def test_the_version_is_reported_once() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-def test_make_targets_that_are_told_exist() -> None:
+def test_make_targets_that_pages_name_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     pages = "".join((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
     shown = set(re.findall(r"(?:`|\$ )make ([a-z]+)", pages))
@@ -282,10 +270,6 @@ QUICK = (
     "statements", "kernel-form", "construction", "program", "prediction", "reasons", "stages", "rivals", "constants",
     "vector-constants", "vector-prediction", "laptop", "laptop-explain",
 )  # fmt: skip
-
-
-def shown_blocks() -> dict[str, str]:
-    return {name: text for page in PAGES for name, text in update().blocks_of(page.read_text("utf-8")).items()}
 
 
 def test_every_block_of_output_has_a_command_behind_it_and_is_filled() -> None:

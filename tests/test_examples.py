@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from roller.cli import main
 from tests.codegen import fake_cupy
-from tests.test_docs import shown_blocks, update
+from tests.support.shown import shown_blocks, update
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -23,7 +23,7 @@ def test_every_folder_is_in_the_list() -> None:
 
 
 @pytest.mark.slow
-def test_cuda_graphs_are_told_as_shown() -> None:
+def test_cuda_graphs_are_reported_as_shown() -> None:
     for name in ("example-graphs", "example-graphs-b200", "whatif"):
         assert shown_blocks()[name] == update().BLOCKS[name](), "run python docs/update.py"
 
@@ -31,7 +31,7 @@ def test_cuda_graphs_are_told_as_shown() -> None:
 @pytest.mark.parametrize("name", ["example-boards", "example-board", "example-plan"])
 @pytest.mark.usefixtures("pytorch")
 @pytest.mark.slow
-def test_steps_are_told_as_shown(name: str) -> None:
+def test_steps_are_reported_as_shown(name: str) -> None:
     assert shown_blocks()[name] == update().BLOCKS[name](), "run python docs/update.py"
 
 

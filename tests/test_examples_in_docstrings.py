@@ -39,7 +39,7 @@ def test_examples_return_what_is_shown(name: str) -> None:
 
 @pytest.mark.usefixtures("pytorch")
 @pytest.mark.parametrize("name", [name for name in modules() if name.startswith(WITH_PYTORCH)])
-def test_examples_beside_pytorch_return_what_is_shown(name: str) -> None:
+def test_examples_with_pytorch_return_what_is_shown(name: str) -> None:
     report = results(name)
     assert report.attempted > 0 and report.failed == 0
 

@@ -20,7 +20,7 @@ import click
 
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
-from daydream.memory.beside import with_memory
+from daydream.memory.attached import with_memory
 from daydream.passes import Parameter, WhatIf, registered
 from daydream.tasks.build import read_graph
 from hal.support.errors import InputError

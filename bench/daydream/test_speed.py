@@ -116,7 +116,7 @@ print(json.dumps({"version": hta.__version__, "load_seconds": round(loaded, 3), 
 """
 
 
-def test_beside_holistic_trace_analysis(benchmark: Any, trace_file: Path) -> None:
+def test_against_holistic_trace_analysis(benchmark: Any, trace_file: Path) -> None:
     """File to graph, against HolisticTraceAnalysis loading the same file in the same run; noted, not judged.
 
     Its requirements clash with ours, so it may live in another environment, whose Python `HTA_PYTHON` names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 from bench.fuzz.log import Log, Record, code_digest
 from bench.fuzz.operators import operator
+from hal.support.threads import ONE_THREAD
 
 #: Seconds that an operator may take, on a machine that others use too; operators after which a worker makes room for a
 #: fresh one.
@@ -81,6 +83,7 @@ class Worker:
         """
         if self._pool is None or self._calls >= _RECYCLED:
             self.close()
+            os.environ.update(ONE_THREAD)  # Workers of several runs share the cores.
             context = multiprocessing.get_context("spawn")
             self._pool, self._calls = ProcessPoolExecutor(1, mp_context=context), 0
         self._calls += 1

@@ -67,7 +67,7 @@ class _Group:
 
     def takes(self, call: Call, translated: Said, readers: int) -> bool:
         """True if a call goes element by element over this group's result, or reduces what this group computes so, and
-        nobody else reads that."""
+        nothing else reads that."""
         is_read_whole = all(
             shape == self.output
             for shape, read in zip(translated.shapes, call.read, strict=False)

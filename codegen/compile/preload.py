@@ -5,10 +5,12 @@ where looking at it would copy every page of it that they share with the server.
 """
 
 import gc
+import os
 import sys
 from types import TracebackType
 
 from codegen.tir.tvm_import import leave_out_the_unused
+from hal.support.threads import ONE_THREAD
 
 
 def report_failed_start(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -29,6 +31,8 @@ def _load() -> None:
 
 
 sys.excepthook = report_failed_start
+# Read when NumPy is loaded, which computes the references of kernels.
+os.environ.update(ONE_THREAD)
 gc.disable()
 leave_out_the_unused()
 _load()

@@ -178,7 +178,7 @@ def all_reduce_cost(
 
 def _graph(source: str, device: str | None, options: dict[str, Any]) -> TaskGraph:
     """The graph of a trace, or of a model's step on a board."""
-    from daydream.memory.beside import with_memory
+    from daydream.memory.attached import with_memory
     from daydream.tasks.build import build_graph, read_graph
 
     if device is None:

@@ -271,7 +271,9 @@ def costs_of(
         if operator.name in _COLLECTIVES:
             seconds = _tensor_seconds(operator, layout, node)
             if layout.overlap_tensor:
-                seconds = _exposed(seconds, _beside(prices, row), _COLLECTIVES[operator.name], layout.tensor)
+                seconds = _exposed(
+                    seconds, _adjacent_product_seconds(prices, row), _COLLECTIVES[operator.name], layout.tensor
+                )
             kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collectives")
             prices[row] = OperatorPrice(kernels=(kernel,))
     if node is not None:
@@ -303,7 +305,7 @@ def _share_context(
     share_attention(prices, capture.operators, layout, priced, exchanged, bandwidth)
 
 
-def _beside(prices: Sequence[OperatorPrice], row: int) -> float:
+def _adjacent_product_seconds(prices: Sequence[OperatorPrice], row: int) -> float:
     """Seconds of the product next to an exchange: the nearest on either side."""
     for distance in range(1, _NEIGHBOURS):
         for place in (row - distance, row + distance):

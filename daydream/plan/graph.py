@@ -231,7 +231,7 @@ class _Stage:
     ) -> int:  # fmt: skip
         layer = self._name(members[0]) if len(members) == 1 else ""
         taken = self.costs.passing(members, phase)
-        taken = taken._replace(device=taken.device + self._beside(members, phase, micro_batch))
+        taken = taken._replace(device=taken.device + self._exchange_seconds(members, phase, micro_batch))
         title = f"{name} {micro_batch}" + (f" of {layer}" if layer else "")
         # The first task of a pass is the host's, the third its kernels.
         launch, kernels = len(self.build_.rows), len(self.build_.rows) + 2
@@ -247,25 +247,25 @@ class _Stage:
             self.forward["root" if self.costs.units.is_root(members[0]) else layer] = done
         return done
 
-    def _beside(self, members: Sequence[int], phase: Phase, micro_batch: int) -> float:
+    def _exchange_seconds(self, members: Sequence[int], phase: Phase, micro_batch: int) -> float:
         """Seconds of kernels that collectives need or slow down: copies of FSDP, and what the exchanges take away."""
         costs, layout = self.costs, self.costs.layout
         if not self.parallel:
             return 0.0
         backward = phase == Phase.BACKWARD
         last = micro_batch == layout.micro_batches - 1
-        total = beside = 0.0
+        total = exchanges = 0.0
         if self.sharded and (layout.pipeline == 1 or (not backward and micro_batch == 0)):
             total += sum(costs.copied_out(unit) for unit in members)
-            beside += sum(costs.exchange("all_gather", costs.unit_bytes(unit)) for unit in members)
+            exchanges += sum(costs.exchange("all_gather", costs.unit_bytes(unit)) for unit in members)
         if backward and (last or ((self.sharded or layout.shard == "zero2") and layout.pipeline == 1)):
             sizes = [costs.gradient_bytes(unit) for unit in members]
             if self.sharded:
                 total += sum(costs.copied_in(unit) for unit in members)
             if self.sharded or layout.overlap:
                 collective = "all_reduce" if layout.shard == "none" else "reduce_scatter"
-                beside += sum(costs.exchange(collective, size) for size in sizes)
-        return total + costs.slowed(min(beside, costs.passing(members, phase).device))
+                exchanges += sum(costs.exchange(collective, size) for size in sizes)
+        return total + costs.slowed(min(exchanges, costs.passing(members, phase).device))
 
     def _name(self, unit: int) -> str:
         units = self.costs.units

@@ -209,8 +209,8 @@ class Layout:
     def data_per_node(self, node: NodeSpec, *, experts: bool = False) -> int:
         """Ranks of a node that exchange gradients of the same parameters; ``experts`` as for :meth:`group`."""
         alike = 1 if self.sequence else self.tensor
-        beside = self.expert * alike if experts else self.tensor
-        return min(self.group(experts=experts), max(node.boards // beside, 1))
+        rank_count = self.expert * alike if experts else self.tensor
+        return min(self.group(experts=experts), max(node.boards // rank_count, 1))
 
     def expert_per_node(self, node: NodeSpec) -> int:
         """Ranks of a node that share experts."""

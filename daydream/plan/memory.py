@@ -59,19 +59,18 @@ class RankMemory:
     @cached_property
     def main(self) -> Footprint:
         """Allocations of the stream of the step's own kernels."""
-        own = [*(each for each, beside in self.standing if not beside), *self.made.allocations()]
-        return Footprint(self.count, tuple(sorted(own, key=lambda each: each.born)))
+        compute = [*(each for each, exchanged in self.standing if not exchanged), *self.made.allocations()]
+        return Footprint(self.count, tuple(sorted(compute, key=lambda each: each.born)))
 
     @cached_property
-    def beside(self) -> Footprint:
+    def collectives(self) -> Footprint:
         """Allocations of streams of collectives."""
-        return Footprint(
-            self.count, tuple(sorted((each for each, beside in self.standing if beside), key=lambda each: each.born))
-        )
+        exchange = (each for each, exchanged in self.standing if exchanged)
+        return Footprint(self.count, tuple(sorted(exchange, key=lambda each: each.born)))
 
     @cached_property
     def _replays(self) -> tuple[tuple[int, int], ...]:
-        pools = [replayed(each, steps=2) for each in (self.main, self.beside)]
+        pools = [replayed(each, steps=2) for each in (self.main, self.collectives)]
         return tuple((each.peak_allocated, each.peak_reserved) for each in pools)
 
     @property
@@ -99,7 +98,7 @@ class RankMemory:
     def owners(self) -> dict[MemoryKind, int]:
         """Bytes at the peak of the step's own stream by kind, with those of other streams at the same moment."""
         peak = self.main.peak
-        sums = {kind: int(self.main.by_kind(kind)[peak] + self.beside.by_kind(kind)[peak]) for kind in MemoryKind}
+        sums = {kind: int(self.main.by_kind(kind)[peak] + self.collectives.by_kind(kind)[peak]) for kind in MemoryKind}
         return {kind: size for kind, size in sums.items() if size}
 
 

@@ -397,7 +397,7 @@ def _launch_seconds(model: ServedModel, device: DeviceSpec) -> float:
 def _blocks(
     model: ServedModel, device: DeviceSpec, engine: Engine, weights: float, draft: IterationCosts | None
 ) -> int:
-    """Pages of keys and values beside weights, activations of the largest batch, and logits in float32."""
+    """Pages of keys and values that fit next to weights, activations of the largest batch, and logits in float32."""
     capacity = device.dram.capacity_bytes
     if capacity is None:
         raise InputError("--device", f"{device.name} does not say how much memory it has", "choose another")

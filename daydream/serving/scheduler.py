@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from daydream.serving.requests import Requests
     from daydream.trace.trace import Floats, Ints
 
-#: Shortest gap between two tokens that is told apart, seconds; how much longer each bin is than the one before.
+#: Shortest gap between two tokens that is distinguished, seconds; how much longer each bin is than the one before.
 SHORTEST, STEP, BINS = 1e-6, 0.01, 2100
 
 #: Draws of accepted tokens; a sequence begins at a place of its own, so that schedules of it draw the same.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from daydream.serving.costs import IterationCosts
     from daydream.trace.trace import Floats, Ints
 
-#: Percentiles that are told.
+#: Percentiles that are reported.
 PERCENTILES = (50, 90, 99)
 
 

@@ -96,13 +96,13 @@ class _Cpu:
     """A run on this machine's cores."""
 
     def __init__(self, only: tuple[str, ...]) -> None:
-        from hal.microbench.cpu import beside_numpy, measure_cpu, read_topology
+        from hal.microbench.cpu import against_numpy, measure_cpu, read_topology
 
         self.run: QuantityResults = measure_cpu(only, progress=_progress())
         self.topology = read_topology()
         cores = len(self.topology.cpus)
         self.title = f"{cores} cores, {self.topology.simd_bits}-bit vectors"
-        self.compared = list(beside_numpy(self.run.measurements))
+        self.compared = list(against_numpy(self.run.measurements))
 
     def described(self) -> CpuDescription:
         """The description; raises InputError where a number of it was not measured."""
@@ -191,7 +191,7 @@ def _print(
     console.print(_table(measured.run.measurements.values()))
     if measured.compared:
         console.print()
-        console.print(_beside_table(measured))
+        console.print(_comparison_table(measured))
     if other is not None:
         console.print()
         console.print(_compare_table(list(_compared(measured, spec, other)), other.name))
@@ -219,7 +219,7 @@ def _table(measurements: Iterable[Measurement]) -> Table:
     return table
 
 
-def _beside_table(measured: _Gpu | _Cpu) -> Table:
+def _comparison_table(measured: _Gpu | _Cpu) -> Table:
     from hal.support.tables import new_table
 
     table = new_table(("ours",), ("value",), ("NumPy, same run",), ("value", "ours / NumPy"))

@@ -68,8 +68,8 @@ class Flat:
             # A column of outputs per thread, about 2 to 16 of them, as evenly as the axis divides; or two columns.
             for outputs in sorted({-(-size // -(-size // most)) for most in (2, 4, 8, 16)}):
                 for threads in self._thread_counts((64, 128, 256)):
-                    for beside in (1, 2):
-                        yield from self._flat("direct", 1, threads, 1, {window: outputs, last: beside})
+                    for column_count in (1, 2):
+                        yield from self._flat("direct", 1, threads, 1, {window: outputs, last: column_count})
                     yield from self._flat("staged windows", 1, threads, 1, {window: outputs}, staged=True)
 
     @cached_property
@@ -252,18 +252,18 @@ class Flat:
                 if threads * side % self.lanes:
                     continue
                 action = f"{threads} threads share a reduction of {columns}"
-                beside = f"{side} of {outputs} side by side"
+                arrangement = f"{side} of {outputs} side by side"
                 schedule = TileSchedule(
                     block=self._last_axes(side),
                     thread=tuple((axis, 1) for axis in form.spatial),
                     reduce_threads=tuple((axis, threads if axis == form.reduced[-1] else 1) for axis in form.reduced),
                 )
-                yield Candidate(schedule, "shared rows", self.epsilon, (Reason("registers", action, beside),))
+                yield Candidate(schedule, "shared rows", self.epsilon, (Reason("registers", action, arrangement),))
                 if along and side > 1:
                     continue
                 for column_count in self._shared_columns(threads, schedule.threads_per_block // threads):
                     reason = Reason(
-                        "shared", f"{action}, shared memory keeps {column_count} columns of each row", beside
+                        "shared", f"{action}, shared memory keeps {column_count} columns of each row", arrangement
                     )
                     yield Candidate(schedule.with_(kept_columns=column_count), "rows kept", self.epsilon, (reason,))
 
@@ -284,8 +284,10 @@ class Flat:
         in_turn = threads * plan.vector
         room = self.limits.shared_bytes_per_block_opt_in - 8 * exchange_elements(form, rows, threads)
         turns = room // (in_turn * column_bytes * rows)
-        beside = row_plan(form, threads, in_turn).register_turns
-        for turns_in_shared in dict.fromkeys(min(turns, wanted) for wanted in (plan.turns, plan.turns - beside)):
+        register_turns = row_plan(form, threads, in_turn).register_turns
+        for turns_in_shared in dict.fromkeys(
+            min(turns, wanted) for wanted in (plan.turns, plan.turns - register_turns)
+        ):
             if turns_in_shared > 0:
                 yield turns_in_shared * in_turn
 

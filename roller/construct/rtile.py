@@ -126,26 +126,11 @@ class RTile:
         return "[" + ", ".join(f"{a}={s}" for a, s in zip(self.space.axes, self.shape, strict=True)) + "]"
 
 
-def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Extents of the data tile an operand needs for a tile shape: ``1 + sum(c * (size - 1))`` per dimension.
+def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
+    """Elements of the data tile an operand needs: the product of ``1 + sum(c * (size - 1))`` over its dimensions.
 
     >>> rows_of_windows = AccessMap(4, (((0, 2), (1, 1)), ((2, 1),)))  # X[2*oh + kh, c]
-    >>> data_tile(rows_of_windows, (7, 3, 16))
-    (15, 16)
-    """
-    extents = []
-    for terms in access.dimensions:
-        extent = 1
-        for axis, coefficient in terms:
-            extent += coefficient * (shape[axis] - 1)
-        extents.append(extent)
-    return tuple(extents)
-
-
-def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
-    """Elements of the data tile an operand needs for a tile shape, see :func:`data_tile`.
-
-    >>> data_tile_elements(AccessMap(4, (((0, 2), (1, 1)), ((2, 1),))), (7, 3, 16))
+    >>> data_tile_elements(rows_of_windows, (7, 3, 16))  # 15 * 16
     240
     """
     total = math.prod(access.pick_plain(shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,13 +34,6 @@ class Explanation:
     def decisions(self) -> tuple[Decision, ...]:
         """Those of all graphs."""
         return tuple(decision for graph in self.graphs for decision in graph)
-
-    @property
-    def taken_share(self) -> float:
-        """Share of the multiply-adds that kernels of ours do; NaN where there are none."""
-        total = sum(decision.multiply_adds for decision in self.decisions)
-        taken = sum(decision.multiply_adds for decision in self.decisions if decision.is_taken)
-        return taken / total if total else math.nan
 
     @property
     def seconds(self) -> float:

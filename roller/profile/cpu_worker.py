@@ -15,20 +15,20 @@ from typing import Any, ClassVar
 
 from codegen.bundle.reader import read_bundle
 from hal.support.errors import InputError
+from hal.support.threads import ONE_THREAD
 from roller.profile.child import ANSWER_SECONDS, Broken, ChildRunner, Reply, replies_on_stdout, serve
 from roller.profile.cpu import LOADED, CpuBench, CpuMeasureOptions, this_board
 from roller.profile.measurement import Board, Measurement
 
-#: NumPy computes the reference, on one thread: those of its libraries spin for tens of milliseconds after a product, on
-#: cores that kernels are being timed on.
-_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
-
 
 class CpuRunner(ChildRunner):
-    """Measures on this machine's cores in child processes; a :class:`roller.profile.child.Runner`."""
+    """Measures on this machine's cores in child processes; a :class:`roller.profile.child.Runner`.
+
+    NumPy computes the reference there, on one thread: more would spin on cores that kernels are being timed on.
+    """
 
     module: ClassVar[str] = "roller.profile.cpu_worker"
-    variables: ClassVar[Mapping[str, str]] = _ONE_THREAD
+    variables: ClassVar[Mapping[str, str]] = ONE_THREAD
 
     def __init__(self, options: CpuMeasureOptions, answer_seconds: float = ANSWER_SECONDS) -> None:
         super().__init__(answer_seconds)

@@ -1,7 +1,7 @@
 """Sizes that are known at launch: ``{"up to": 8192, "multiple": 1}`` in place of a number.
 
 An operator has one of them at most. Its axis is the first dimension of every tensor that has it, and is not reduced, so
-that no element's place in memory depends on the size: kernels compiled for the largest are told the size when they are
+that no element's place in memory depends on the size: kernels compiled for the largest get the size when they are
 launched, and end where the tensors do.
 """
 

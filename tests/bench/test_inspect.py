@@ -63,7 +63,7 @@ def test_a_kernel_over_the_bars_has_no_shortfall() -> None:
         (row("other", FFMA, "LDL R1, [R2]"), "0 bytes spilled, 1 instructions on local memory"),
     ],
 )
-def test_a_shortfall_is_told(kernel: InspectedKernel, message: str) -> None:
+def test_a_shortfall_is_reported(kernel: InspectedKernel, message: str) -> None:
     assert list(shortfalls(kernel)) == [message]
 
 

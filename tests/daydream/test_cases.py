@@ -59,7 +59,7 @@ def test_overlapped_buckets_need_no_records(text: str, sizes: dict[str, Any], tm
     assert inferred == pytest.approx(known, rel=1e-6)
 
 
-def test_a_collective_that_runs_beside_kernels_holds_none_of_them(tmp_path: Path) -> None:
+def test_a_collective_that_runs_during_kernels_holds_none_of_them(tmp_path: Path) -> None:
     job = Job(records=False)
     # A kernel starts while the exchange is under way: it can't have waited for it.
     job.trace.launch(150.0, 2.0, correlation=9001, name="cudaStreamWaitEvent", thread=300)
@@ -165,7 +165,9 @@ def test_marks_are_compared_where_no_backlog_hides_them(tmp_path: Path) -> None:
         ({"update": "my update"}, "a run of 10 kernels that repeats"),
     ],
 )
-def test_steps_without_marks_are_told_by_what_repeats(optional: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_steps_without_marks_are_recognised_by_what_repeats(
+    optional: dict[str, str], words: str, tmp_path: Path
+) -> None:
     answer = replayed(looped(6, marks=False, **optional), tmp_path)
     assert len(answer.graph.steps) == 6
     assert answer.timeline.step_us / 1e3 == pytest.approx(np.full(6, 4.05), abs=0.04)

@@ -230,8 +230,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("delay", [0.3, 3.0])
+@pytest.mark.parametrize(("number", "code", "delay"), [(signal.SIGINT, 130, 0.3), (signal.SIGTERM, 143, 2.0)])
 @pytest.mark.slow
 def test_a_signal_ends_all_processes_and_leaves_whole_bundles(
     here: Path, number: signal.Signals, code: int, delay: float

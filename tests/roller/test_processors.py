@@ -141,7 +141,7 @@ def test_a_profile_ranks_by_time_and_says_how_long_it_took(place: Path, quick: N
     assert f"of 1 operator timed on {read_topology().title}; predictions off by" in shown.output
 
 
-def test_the_right_profiler_is_told_by_the_files(place: Path, tmp_path: Path) -> None:
+def test_the_right_profiler_is_named_by_the_files(place: Path, tmp_path: Path) -> None:
     assert profile.is_for_cpu(place / "out")
     write_bundle(tmp_path)
     assert not profile.is_for_cpu(tmp_path)

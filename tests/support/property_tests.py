@@ -23,7 +23,12 @@ REPEAT = "repeat with: "
 _SEEDS_OF_A_RUN = 1_000_000
 
 settings.register_profile(
-    "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "new", database=None, deadline=None, print_blob=False, suppress_health_check=[HealthCheck.too_slow]

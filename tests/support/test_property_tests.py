@@ -44,7 +44,7 @@ def drawn(folder: Path, hash_seed: str, more: str) -> str:
 def test_two_processes_draw_the_same(tmp_path: Path) -> None:
     # Of two places, two orders of sets, and with other modules loaded, whose constants Hypothesis would try.
     first = drawn(tmp_path / "tests", "1", "")
-    assert first.count(",") > 500
+    assert first.count(",") > 200
     assert drawn(tmp_path / "elsewhere", "2", "import constants, json.tool") == first
 
 

@@ -1,4 +1,4 @@
-"""Kernels of training: cuDNN's attention, norms of three libraries, and Liger's kernels beside what they replace.
+"""Kernels of training: cuDNN's attention, norms of three libraries, and Liger's kernels against what they replace.
 
 cuDNN's own benchmark flushes L2 between calls, and so does Triton's, which Liger's uses. Backward passes of Liger that
 end before the host has launched them are left out, and so are layers whose kernels are not described.

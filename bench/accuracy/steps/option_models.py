@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: NeMo's adapters: beside queries, keys and values.
+#: NeMo's adapters: next to queries, keys and values.
 LORA = ("--lora", "rank=32,modules=q_proj,k_proj,v_proj")
 
 

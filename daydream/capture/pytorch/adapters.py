@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): two small products beside every chosen linear layer, the model's own parameters frozen.
+"""Low-rank adapters (LoRA): two small products next to every chosen linear layer, the model's own parameters frozen.
 
 A layer's result becomes W x + s B (A x), A of ``rank`` rows and B of ``rank`` columns (Hu et al. 2021, section 4.1), as
 PEFT's ``LoraLayer`` runs them: each a linear layer of its own, a scaling and a sum. Of tensor ranks those that share a

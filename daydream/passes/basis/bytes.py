@@ -1,7 +1,7 @@
 """The memory of a step, for passes that change it: read from what the trace has, the best source first.
 
 A predicted trace carries the storages of its capture. Memory of a recording is attached to its graph before
-any pass (:mod:`daydream.memory.beside`). Of any other recording with sizes the tensors that autograd keeps are worked
+any pass (:mod:`daydream.memory.attached`). Of any other recording with sizes the tensors that autograd keeps are worked
 out from its forward operators.
 """
 

@@ -140,14 +140,14 @@ class _Chains:
                 self.edit.depend(last, int(graph.edge_target[edge]), *self._edge(edge))
             self.edit.remove([row])
         else:
-            self._beside(row, first, last)
+            self._replace_recorded(row, first, last)
         return float(sum(self._durations(size)))
 
     def _edge(self, edge: int) -> tuple[Dependency, float]:
         graph = self.edit.graph
         return Dependency(int(graph.edge_kind[edge])), float(graph.edge_lag_us[edge])
 
-    def _beside(self, row: int, first: int, last: int) -> None:
+    def _replace_recorded(self, row: int, first: int, last: int) -> None:
         """A recorded all-reduce: a task without duration in its place starts the chain, itself it ends it."""
         graph = self.edit.graph
         begin = self.edit.add(

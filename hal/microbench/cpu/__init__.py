@@ -27,7 +27,7 @@ QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
 }
 
 #: Our figure and the one that NumPy reaches in the same run.
-BESIDE_NUMPY = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add", "numpy.add"))
+NUMPY_COUNTERPARTS = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add", "numpy.add"))
 
 
 def measure_cpu(
@@ -49,19 +49,19 @@ def measure_cpu(
     return run
 
 
-def beside_numpy(measurements: Measurements) -> Iterator[tuple[Measurement, Measurement, float]]:
+def against_numpy(measurements: Measurements) -> Iterator[tuple[Measurement, Measurement, float]]:
     """Our figure, NumPy's, and ours over NumPy's, for what both were measured of."""
-    for ours, numpy in BESIDE_NUMPY:
+    for ours, numpy in NUMPY_COUNTERPARTS:
         if ours in measurements and numpy in measurements:
             yield measurements[ours], measurements[numpy], measurements[ours].value / measurements[numpy].value
 
 
 __all__ = [
-    "BESIDE_NUMPY",
+    "NUMPY_COUNTERPARTS",
     "QUANTITIES",
     "CpuDescription",
     "Topology",
-    "beside_numpy",
+    "against_numpy",
     "describe",
     "measure_cpu",
     "read_topology",

@@ -181,9 +181,9 @@ def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     by_itself = _seconds_of(stages, device, {slowest}) - fixed
     together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
     total = _seconds_of(stages, device, stages.seconds) - fixed
-    beside = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
-    added = (by_itself - slowest_seconds, together - by_itself, beside - together)
-    copying = {COPYING: total - beside} if slowest != COPYING else {}
+    uncopied = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
+    added = (by_itself - slowest_seconds, together - by_itself, uncopied - together)
+    copying = {COPYING: total - uncopied} if slowest != COPYING else {}
     return {slowest: slowest_seconds, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
 
 

@@ -284,7 +284,7 @@ def _lines_along_step(table: ScheduleTable, load: Load) -> Floats:
 
 
 def cache_latencies(device: DeviceSpec) -> tuple[float, float]:
-    """Latencies of L2 and L1, which answers like the shared memory beside it; DRAM's where a spec gives none."""
+    """Latencies of L2 and L1, which answers like the shared memory next to it; DRAM's where a spec gives none."""
     l2 = device.l2.latency_seconds if device.l2 is not None else None
     return l2 or latency_seconds(device), device.shared.latency_seconds or latency_seconds(device)
 

@@ -136,12 +136,12 @@ def _banded_super_tile(table: ScheduleTable, resident_blocks: Ints, raster: Ints
         rounds = rounds * -(-width // cover)
         across[axis] = cover
         # Whoever has come down a band goes on to the next one.
-        beside = np.where(is_down, np.minimum(bands, remaining), 1)
-        remaining = np.maximum(1, remaining // beside)
-        rounds = np.where(is_down, rounds * -(-bands // beside), rounds)
+        concurrent = np.where(is_down, np.minimum(bands, remaining), 1)
+        remaining = np.maximum(1, remaining // concurrent)
+        rounds = np.where(is_down, rounds * -(-bands // concurrent), rounds)
         for other in form.spatial[form.spatial.index(axis) + 1 :]:
             is_band = is_down & (table.grid[other] > 1)
-            across[other] = np.where(is_band, np.minimum(table.grid[other], across[other] * beside), across[other])
+            across[other] = np.where(is_band, np.minimum(table.grid[other], across[other] * concurrent), across[other])
         axes_behind = axes_behind + (grid > 1)
     for axis in form.spatial:
         tile[axis] = np.minimum(across[axis] * table.block[axis], form.sizes[axis])

@@ -151,7 +151,7 @@ def test_references_are_there_for_the_first_and_the_last_inputs(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("inputs*")) == ["inputs0.npz", "inputs1.npz", "inputs2.npz"]
 
 
-def test_a_worker_answers_line_by_line_until_it_is_told_to_quit() -> None:
+def test_a_worker_answers_line_by_line_until_it_is_asked_to_quit() -> None:
     worker = Worker("ours", (0,), {"adapter": "bench.cpu.ours:nothing"})
     replies = io.StringIO()
     prepare = json.dumps({"do": "prepare", "spec": TINY[0], "folder": "", "sets": 0})
@@ -160,7 +160,7 @@ def test_a_worker_answers_line_by_line_until_it_is_told_to_quit() -> None:
     assert json.loads(line)["reason"].startswith("InputError: --ours")
 
 
-def test_a_process_that_ends_is_told_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_is_reported_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process("ours", (0,), {}, {})
     process._command = ["/bin/false"]
     for _ in range(2):

@@ -50,7 +50,7 @@ def test_there_is_no_ratio_without_ours() -> None:
     assert one.ratio("torch") is None
 
 
-def test_struck_out_rivals_are_told_once_a_reason() -> None:
+def test_struck_out_rivals_are_reported_once_a_reason() -> None:
     wrong = Entry(who="torch", check=BAD, reason="differs from the reference")
     absent = Entry(who="ours", reason="no bundle")
     made = results(operator(SUITE[0], absent, wrong), operator(SUITE[1], absent, entry("torch", 1.0)))

@@ -121,7 +121,7 @@ def test_the_limit_copies_within_its_arrays(monkeypatch: pytest.MonkeyPatch) -> 
     assert copied == [True]
 
 
-def test_openblas_is_told_to_use_avx512_only_where_there_is_avx512() -> None:
+def test_openblas_is_asked_to_use_avx512_only_where_there_is_avx512() -> None:
     features = ("avx512bw", "avx512dq", "avx512f", "avx512vl")
     assert blas_environment(features) == {"OPENBLAS_CORETYPE": "SkylakeX"}
     assert blas_environment(features[1:]) == {} and blas_environment(()) == {}

@@ -72,7 +72,7 @@ def test_again_searches_for_everything(store: Store) -> None:
     assert store.find(FIRST, 64) == found(64)
 
 
-def test_a_search_that_fails_is_told_and_the_others_go_on(store: Store) -> None:
+def test_a_search_that_fails_is_reported_and_the_others_go_on(store: Store) -> None:
     class Failing(FakeSearcher):
         def tune(self, expr: TensorExpr, trials: int) -> Tuning:
             if expr.name == "first":
@@ -94,7 +94,7 @@ def test_an_operator_that_changed_is_not_tuned(store: Store) -> None:
     assert store.find(changed, 512) is None and store.find(changed, 64) is not None
 
 
-def test_nothing_is_left_behind_beside_the_file(store: Store) -> None:
+def test_nothing_is_left_behind_next_to_the_file(store: Store) -> None:
     store.add(FIRST, found(64))
     assert [path.name for path in store.path.parent.iterdir()] == [store.path.name]
 
@@ -116,7 +116,7 @@ def test_another_format_is_refused(store: Store) -> None:
         read_tuned(store.path)
 
 
-def test_the_command_tunes_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_tunes_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeSearcher()
     monkeypatch.setattr(tune_module, "_metaschedule", lambda llvm, threads: fake)
     monkeypatch.setattr(tune_module, "pin", lambda cpus: True)

@@ -22,7 +22,7 @@ from sokoban.language.reference import random_inputs
 pytestmark = pytest.mark.usefixtures("emulator")
 
 #: Numbers of operators that are run in every test: of all frames, for seconds.
-NUMBERS = range(24)
+NUMBERS = range(12)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return found
 
 
-def test_a_graph_is_warmed_up_beside_and_then_captured(calls: Calls) -> None:
+def test_a_graph_is_warmed_up_on_another_stream_and_then_captured(calls: Calls) -> None:
     gpu = CudaMachine(1)
     calls.log.clear()
     replay = gpu.graph(lambda: calls.log.append("run"), copies=2)

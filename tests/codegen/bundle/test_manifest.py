@@ -63,7 +63,7 @@ def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
         assert read_manifest(tmp_path) == manifest
 
 
-def test_a_manifest_from_before_engines_were_told_is_read(tmp_path: Path) -> None:
+def test_a_manifest_from_before_engines_were_recorded_is_read(tmp_path: Path) -> None:
     checked = {
         "passed": True, "method": "opencl", "relative_error": 1e-7, "tolerance": 1e-4, "axis_sizes": {"m": 7},
         "reason": "",

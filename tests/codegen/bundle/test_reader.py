@@ -41,7 +41,7 @@ def test_it_reads_what_the_compiler_wrote(tmp_path: Path) -> None:
     assert [argument.name for argument in bundle.inputs] == ["X", "B"] and bundle.output.name == "Y"
 
 
-def test_what_stands_beside_the_gpu_agrees_with_the_compiler() -> None:
+def test_what_stands_next_to_the_gpu_agrees_with_the_compiler() -> None:
     assert {dtype: DTYPE_BYTES[dtype] for dtype in DTYPES}.items() <= ITEM_BYTES.items()
     assert f".{GENERATORS['llvm'].binary_suffix}" == SHARED_OBJECT_SUFFIX
 

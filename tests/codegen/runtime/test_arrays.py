@@ -70,7 +70,7 @@ def test_streams_are_passed_to_older_versions_of_cupy_too(
     assert [launch[4].ptr for launch in cuda_torch.launches] == [4711]
 
 
-def test_half_precision_that_numpy_lacks_is_told_by_name(cuda_torch: fake_cupy.Gpu, tmp_path: Path) -> None:
+def test_half_precision_that_numpy_lacks_is_named(cuda_torch: fake_cupy.Gpu, tmp_path: Path) -> None:
     operator = GpuOperator.load(write_bundle(tmp_path, ("if (i < 40) Y[i] = X[i];",), dtype="bfloat16"))
     x = on_gpu(X.astype("uint16")).view(torch.bfloat16)
     b = on_gpu(B.astype("uint16")).view(torch.bfloat16)

@@ -60,7 +60,7 @@ def test_workers_load_no_torch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("device_compiler", "pytorch")
-def test_torch_works_beside_tvm() -> None:
+def test_torch_works_next_to_tvm() -> None:
     use = "import torch; assert (torch.ones(3) @ torch.ones(3)).item() == 3 and torch.nn.Linear(2, 2) is not None"
     assert run(f"{LOWER}\nbefore = lower()\n{use}\nassert lower() == before\nprint('both')") == "both"
 

@@ -244,7 +244,7 @@ def test_a_race_is_a_wrong_kernel_and_names_both_lines(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("emulator")
-def test_a_barrier_that_orders_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_barrier_that_orders_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     check = emulated(
         monkeypatch, lambda source: source.replace("__syncthreads();", "__syncthreads();\n__syncthreads();", 1)
     )

@@ -111,7 +111,7 @@ def test_the_device_tells_its_name() -> None:
     assert device_name()
 
 
-def test_a_forked_child_is_told_to_use_spawn() -> None:
+def test_a_forked_child_is_asked_to_use_spawn() -> None:
     """PoCL's threads do not exist in a forked child; without a word the first launch there would hang."""
     script = (
         "import os, sys\n"

@@ -25,7 +25,7 @@ def called(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["plan", *arguments])
 
 
-def test_a_plan_is_told_by_stage_and_memory(model: str, tmp_path: Path) -> None:
+def test_a_plan_is_reported_by_stage_and_memory(model: str, tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     options = ["--tensor", "2", "--pipeline", "2", "--nodes", "1", "--global-batch", "32", "--batch", "4"]
     said = called(model, "--device", "h100", *options, "--plot", str(picture))

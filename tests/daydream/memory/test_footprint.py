@@ -51,7 +51,7 @@ def test_bytes_are_counted_while_operators_run() -> None:
     assert memory.peak == 3 and memory.peak_bytes == 20 * MIB + 512
 
 
-def test_memory_is_told_by_what_it_holds() -> None:
+def test_memory_is_reported_by_what_it_holds() -> None:
     owners = footprint(STEP).owners()
     assert owners[MemoryKind.WEIGHTS] == owners[MemoryKind.OPTIMIZER] == owners[MemoryKind.GRADIENTS] == 4 * MIB
     assert owners[MemoryKind.FEATURE_MAPS] == 8 * MIB + 512

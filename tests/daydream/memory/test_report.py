@@ -114,7 +114,7 @@ def test_counters_stand_in_the_timeline(trace: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", ["2021", "2022", "2026"])
-def test_damaged_recordings_are_told_as_far_as_they_go(generation: str, tmp_path: Path, new_seed: int) -> None:
+def test_damaged_recordings_are_reported_as_far_as_they_go(generation: str, tmp_path: Path, new_seed: int) -> None:
     shown = 0
     for seed in range(new_seed, new_seed + 10):
         path = tmp_path / "trace.json"

@@ -59,7 +59,7 @@ def test_the_two_gradients_make_up_the_backward_pass(implementation):
     assert prices.microseconds.sum() == pytest.approx(whole * 1e6)
 
 
-def test_kernels_of_a_whole_backward_operator_are_told_apart_by_name():
+def test_kernels_of_a_whole_backward_operator_are_distinguished_by_name():
     dims = [GRADIENT[1], GRADIENT[0], GRADIENT[2]]
     kernels = [("computeOffsetsKernel", 1.0), ("dgrad2d", 9.0), ("wgrad_alg0_engine", 8.0), ("reduce_wgrad", 2.0)]
     launched = recorded([operator("aten::convolution_backward", dims, kernels=kernels)])

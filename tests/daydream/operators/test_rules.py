@@ -149,7 +149,7 @@ def test_the_gradient_tells_a_convolutions_output():
     assert found.assumed == "stride and padding from the size of its gradient"
 
 
-def test_equal_convolutions_of_different_stride_are_told_apart_by_sequence_number():
+def test_equal_convolutions_of_different_stride_are_distinguished_by_sequence_number():
     sizes = [[2, 4, 9, 9], [8, 4, 3, 3]]
     found = [
         operator("aten::cudnn_convolution", sizes, sequence=31),

@@ -28,7 +28,7 @@ def simulated(exchange: Exchange, ends: Ends) -> float:
 
 
 @given(exchanges(gradients=5))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_coarse_replay_takes_what_the_whole_graph_takes(exchange: Exchange) -> None:
     step = coarsened(exchange)
     for ends in every_list(len(step)):
@@ -36,7 +36,7 @@ def test_a_coarse_replay_takes_what_the_whole_graph_takes(exchange: Exchange) ->
 
 
 @given(exchanges(gradients=8))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_best_list_is_that_of_all_lists(exchange: Exchange) -> None:
     step = coarsened(exchange)
     shortest = min(step.replay(ends) for ends in every_list(len(step)))

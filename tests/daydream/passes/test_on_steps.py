@@ -22,7 +22,7 @@ from daydream.capture.pytorch.meta_kernels import board_kernels  # noqa: E402
 from daydream.capture.pytorch.step import Subject, capture  # noqa: E402
 from daydream.graph.graph import Phase  # noqa: E402
 from daydream.graph.memory import HeldMemory  # noqa: E402
-from daydream.memory.beside import with_memory  # noqa: E402
+from daydream.memory.attached import with_memory  # noqa: E402
 from daydream.passes.basis.bytes import memory_of  # noqa: E402
 from daydream.prediction.step import PredictedStep, predicted  # noqa: E402
 from daydream.prediction.trace import predicted_trace  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.graph.memory import MemoryKind
 from daydream.graph.simulate import simulate
-from daydream.memory.beside import with_memory
+from daydream.memory.attached import with_memory
 from daydream.passes import registered
 from daydream.passes.basis.bytes import memory_of
 from daydream.tasks.build import read_graph

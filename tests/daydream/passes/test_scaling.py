@@ -74,7 +74,7 @@ def test_scaling_a_cpu_task_takes_the_gap_along():
     assert simulate(scale(some, factor=0.0, match="relu", on="all").graph).makespan_us == 11
 
 
-def test_removing_takes_the_launch_unless_told_otherwise():
+def test_removing_takes_the_launch_unless_said_otherwise():
     outcome = remove(compute(), match="elementwise")
     assert len(outcome.graph) == 6
     assert outcome.notes == ("1 tasks of 0.006 ms removed, 1 of their launches",)

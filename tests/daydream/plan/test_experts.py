@@ -142,7 +142,7 @@ def test_deepep_orders_tokens_by_kernels_of_its_own(units: Any) -> None:
     assert sum(after.values()) - after["permutation"] < sum(before.values())
 
 
-def test_tokens_are_carried_beside_another_micro_batch(units: Any) -> None:
+def test_tokens_are_carried_during_another_micro_batch(units: Any) -> None:
     alone, overlapped = (
         priced(units, dispatch="deepep", overlap_batches=overlaps)["deepep all-to-all"] for overlaps in (False, True)
     )

@@ -90,7 +90,7 @@ def test_a_host_that_waits_launches_behind_the_message(fixed: Callable[..., floa
     assert fixed(replace(ahead, waits=True), lead=0.5e-3) == pytest.approx(fixed(ahead) + 0.5 * (2 * 4 + 2))
 
 
-def test_gradients_are_exchanged_beside_the_backward_pass(fixed: Callable[..., float]) -> None:
+def test_gradients_are_exchanged_during_the_backward_pass(fixed: Callable[..., float]) -> None:
     layout = Layout(data=8, bucket_bytes=1e12)
     # One bucket is full when all is done.
     assert fixed(layout, reduce=5e-3) == pytest.approx(18 + 5)
@@ -143,7 +143,7 @@ def test_tasks_name_block_and_pass(units_of_model: Callable[..., Any]) -> None:
     assert np.isfinite(graph.bytes[[graph.text(row).startswith("reduce-scatter") for row in range(len(graph))]]).all()
 
 
-def test_exchange_beside_products_hides_all_but_the_last_part(units_of_model: Callable[..., Any]) -> None:
+def test_exchange_during_products_hides_all_but_the_last_part(units_of_model: Callable[..., Any]) -> None:
     units = units_of_model("six", dtype="bfloat16", tensor=4, sequence=True)
     board, node = load_device("h100-sxm"), load_node("hgx-h100")
     waited = planned(units, Layout(tensor=4, data=2, sequence=True), board, node)

@@ -54,14 +54,14 @@ def test_without_a_copy_in_full_states_have_the_parameters_type(units_of_model: 
 def test_fsdp_gathers_and_gives_up(units_of_model: Callable[..., Any]) -> None:
     units = units_of_model("six", dtype="bfloat16")
     memory = rank_memory(units, Layout(data=4, shard="fsdp", reduce_bytes=4), 0, DEVICE)
-    gathered = [each for each in memory.beside.held if each.kind is MemoryKind.TEMPORARY]
+    gathered = [each for each in memory.collectives.held if each.kind is MemoryKind.TEMPORARY]
     # Six blocks forward, five backward, and embedding and head both times.
     table, head = 2 * 512 * 256, 2 * (512 * 256 + 512)
     assert sorted(each.bytes for each in gathered) == sorted([2 * BLOCK] * 11 + [table, head] * 2)
     # What is left is a quarter of every gradient in float32.
-    left = [each for each in memory.beside.held if each.kind is MemoryKind.GRADIENTS]
+    left = [each for each in memory.collectives.held if each.kind is MemoryKind.GRADIENTS]
     assert sum(each.bytes for each in left) == 6 * BLOCK + ROOT
-    assert all(each.died == memory.beside.operators for each in left)
+    assert all(each.died == memory.collectives.operators for each in left)
     # Gradients of 16 bits are gone as soon as they are sent.
     assert not [
         each for each in memory.main.held if each.kind is MemoryKind.GRADIENTS and each.died == memory.main.operators

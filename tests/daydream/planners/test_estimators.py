@@ -122,7 +122,7 @@ def test_afterwards_a_processor_has_its_own_operators_again() -> None:
     assert torch.nn.functional.dropout(torch.ones(8), 0.0).tolist() == [1.0] * 8
 
 
-def test_what_is_asked_wrongly_is_told_in_a_line() -> None:
+def test_what_is_asked_wrongly_is_reported_in_a_line() -> None:
     with pytest.raises(InputError, match="device"):
         RollerRuntimeEstimator("h1000")
     with pytest.raises(InputError, match="name an NVIDIA board"):

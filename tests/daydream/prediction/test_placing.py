@@ -73,7 +73,7 @@ def test_chance_keeps_to_boards_that_can_run_a_job() -> None:
     assert random_makespan(np.ones((2, 2))) == random_makespan(np.ones((2, 2)))
 
 
-def test_a_missing_scipy_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_scipy_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(InputError, match=r"needs SciPy; run pip install 'roller\[plan\]'"):
         placed(np.ones((2, 2)))

@@ -26,7 +26,7 @@ STILL = Job(ranks=3, steps=2, layers=12, buckets=2, spread=0.0, jitter_us=0.0)
         ({"loading_us": (100.0, 2100.0, 100.0)}, Cause.DATA),
     ],
 )
-def test_the_planted_cause_is_told(planted: dict[str, tuple[float, ...]], cause: Cause, tmp_path: Path) -> None:
+def test_the_planted_cause_is_reported(planted: dict[str, tuple[float, ...]], cause: Cause, tmp_path: Path) -> None:
     found = findings(merge(read_ranks(write(replace(STILL, **planted), tmp_path))))
     assert [rank.rank for rank in found.stragglers] == [1]
     second = found.causes[1]
@@ -37,7 +37,7 @@ def test_the_planted_cause_is_told(planted: dict[str, tuple[float, ...]], cause:
     assert cause.text in sentence
 
 
-def test_a_slow_host_is_told_from_slow_kernels(tmp_path: Path) -> None:
+def test_a_slow_host_differs_from_slow_kernels(tmp_path: Path) -> None:
     job = replace(STILL, kernel_us=2.0)
     whole = merge(read_ranks(write(job, tmp_path)))
     graph = whole.graph

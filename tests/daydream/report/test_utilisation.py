@@ -176,7 +176,7 @@ def test_the_batch_is_the_recorded_one_if_it_is_a_count(recorded_batch: object, 
     assert figures_of(some, batch=8).batch == 8
 
 
-def test_a_cpu_that_runs_ahead_is_told() -> None:
+def test_a_cpu_that_runs_ahead_is_reported() -> None:
     # Launches take 1 each and steps end unwaited for; kernels of 10 complete every 10.
     tasks: list[dict[str, Any]] = []
     for number in range(3):

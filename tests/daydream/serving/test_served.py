@@ -24,7 +24,7 @@ def test_replicas_take_requests_in_turns() -> None:
     assert two.seconds < one.seconds
 
 
-def test_times_are_told_of_requests_and_tokens() -> None:
+def test_times_of_requests_and_tokens_are_reported() -> None:
     answer = served(drawn(4, rate=None, prompt="4", output="5", seed=0), flat_costs(), Host())
     assert answer.ttft.tolist() == pytest.approx([2.6] * 4)
     assert answer.tpot.tolist() == pytest.approx([1.4] * 4)

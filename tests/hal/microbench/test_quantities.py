@@ -73,7 +73,7 @@ def test_library_products_are_slower_once_the_board_is_hot(found: dict[str, floa
 
 
 @pytest.mark.parametrize(("banks", "width"), [(32, 4), (32, 8), (16, 4)])
-def test_banks_are_told_apart_by_their_conflicts(banks: int, width: int) -> None:
+def test_banks_are_distinguished_by_their_conflicts(banks: int, width: int) -> None:
     run = measure_gpu(FakeLauncher(Truth(banks=banks, width=width)), ["banks"], QUICK)
     assert (run.measurements["shared.banks"].value, run.measurements["shared.width"].value) == (banks, width)
 

@@ -34,7 +34,7 @@ def test_plausible_means_within_what_bounds_there_are(low: float, high: float, p
     assert measurement.record()["plausible"] is plausible
 
 
-def test_readings_are_told_in_words() -> None:
+def test_readings_are_reported_in_words() -> None:
     assert Measurement(key="x", unit="s", samples=(1.0,), method="how").readings == "one reading"
     assert (
         Measurement(key="x", unit="s", samples=(8.0, 9.0, 10.0, 11.0, 12.0), method="how").readings

@@ -100,7 +100,7 @@ class TestAnswers:
         assert v100.warp_group_instruction("float16") is None
         assert v100.best_matrix_instruction("float16") == v100.matrix_instruction("float16")
 
-    def test_matrix_instructions_are_told_apart_by_accumulator(self) -> None:
+    def test_matrix_instructions_are_distinguished_by_accumulator(self) -> None:
         device = hal.load_device("rtx-2080-ti")
         full, half = device.matrix_instruction("float16", "float32"), device.matrix_instruction("float16", "float16")
         assert full is not None

@@ -41,7 +41,7 @@ def test_the_size_is_kept_and_a_wrong_one_refused(here: Path) -> None:
     )
 
 
-def test_what_was_compiled_for_this_machine_is_told_and_cleared_and_what_was_measured_stays(here: Path) -> None:
+def test_what_was_compiled_for_this_machine_is_reported_and_cleared_and_what_was_measured_stays(here: Path) -> None:
     cache = here / "cache" / "roller"
     for name, size in {"native/a.so": 2048, "emulator/b.o": 1024, "pocl/AB/c/d.so": 512, "devices/cpu.toml": 9}.items():
         (cache / name).parent.mkdir(parents=True)

@@ -46,7 +46,7 @@ def _by_tool() -> dict[str, Any]:
     return {each["tool"]: each for each in map(json.loads, _asked("--json").stdout.splitlines())}
 
 
-def test_a_bare_machine_is_told_a_command_for_everything(machine: set[str]) -> None:
+def test_a_bare_machine_gets_a_command_for_everything(machine: set[str]) -> None:
     found = _by_tool()
     assert found["OpenCL"]["found"] is None and found["OpenCL"]["remedy"] == "apt-get install pocl-opencl-icd"
     assert found["g++"]["found"] is None and found["g++"]["remedy"] == "apt-get install g++"

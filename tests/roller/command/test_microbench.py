@@ -83,7 +83,7 @@ def test_json_holds_readings_device_and_ratios(board: FakeLauncher) -> None:
     assert record["compared"]["ratios"]["unit_count"] == pytest.approx(80 / 108)
 
 
-def test_a_failure_is_told_and_costs_the_exit_code(board: FakeLauncher) -> None:
+def test_a_failure_is_reported_and_costs_the_exit_code(board: FakeLauncher) -> None:
     board.broken = ["barrier_loop"]
     result = roller()
     assert result.exit_code == 1
@@ -150,7 +150,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_cores_are_shown_beside_numpy(cores: None) -> None:
+def test_cores_are_shown_next_to_numpy(cores: None) -> None:
     result = roller("--device", "cpu")
     assert result.exit_code == 0, result.output
     assert "-bit vectors\n" in result.output.splitlines(keepends=True)[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hal.support.threads import ONE_THREAD
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,3 +53,21 @@ def test_a_worker_says_nothing_when_its_caller_is_interrupted(closed: bool) -> N
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted 1\n", "")
+
+
+THREADS = """
+import os
+from hal.support.threads import ONE_THREAD
+from roller.compile.workers import worker_pool
+
+with worker_pool(1) as pool:
+    print({pool.submit(os.getenv, name).result() for name in ONE_THREAD})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("device_compiler")
+def test_a_worker_computes_references_on_one_thread() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
+    done = subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{'1'}\n", "")

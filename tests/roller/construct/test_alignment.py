@@ -103,7 +103,7 @@ def test_padding_is_the_printed_formula(stored: int, read: int, banks: int, leng
     assert BankRule(banks, 4).padding(stored, read, element_bytes=4 // length) == padding
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([2, 4, 8]))
 def test_padded_rows_start_one_read_apart(stored: int, read: int, element_bytes: int) -> None:
     """The formula's purpose: rows start L ceil(n / L) elements apart, modulo all banks."""
@@ -140,7 +140,7 @@ def test_padding_a_tensor_wastes_at_most_epsilon(size: int, epsilon: float, allo
     assert list(TensorShapeRule(epsilon).allowed(MATMUL, "shared", M, (size,))) == [size] * allowed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 2000), st.integers(1, 200), st.floats(0, 2))
 def test_the_tensor_rule_is_the_printed_inequality_off_the_divisors(total: int, size: int, epsilon: float) -> None:
     space = TileSpace.of(form_of(op="reduce", function="sum", shape=[total + 1, 3], axes=[1]))
@@ -160,7 +160,7 @@ SPACES = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(sorted(SPACES)), st.sampled_from(["registers", "shared"]), st.integers(0, 6),
     st.sampled_from([1, 2, 3, 4, 8, 16]), st.integers(1, 1024), st.sampled_from([0.0, 0.1, 0.4, 1.0]),
@@ -178,7 +178,7 @@ def test_aligned_sizes_ascend_and_obey_every_rule(
         assert all(list(rule.allowed(space, layer, axis, (size,))) == [size] for rule in rules)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(SPACES)), st.integers(0, 6), st.sampled_from([1, 2, 4]))
 def test_a_larger_epsilon_only_adds_sizes(name: str, axis: int, base: int) -> None:
     space, device = SPACES[name], load_device("v100")

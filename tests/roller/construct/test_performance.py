@@ -70,7 +70,7 @@ def test_dram_feeds_the_arithmetic_from_some_tile_on() -> None:
     assert 32 < edge < 128
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_growing_an_axis_holds_more_and_never_moves_more(data: st.DataObject) -> None:
     """As long as tiles divide the operator."""

@@ -199,7 +199,7 @@ class TestOnThisProcessor:
                 return rows
 
         explanation = explain_model(Twice().eval(), torch.randn(4, 8), **options(tmp_path))
-        assert explanation.taken_share == 1.0
+        assert all(decision.is_taken for decision in explanation.decisions)
         assert len(explanation.decisions) == 2
         assert len(explanation.table().rows) == 1
         assert str(explanation).splitlines()[-1].startswith("2 of 2 sums of products in 1 graphs, ")

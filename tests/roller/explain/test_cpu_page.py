@@ -93,7 +93,7 @@ def test_the_parts_of_a_time_sum_to_it(name: str, device: str) -> None:
         assert longest == "block_launch" or next(iter(found.parts)) == longest
 
 
-def test_a_program_is_told_in_blocks_vectors_and_copies() -> None:
+def test_a_program_is_reported_in_blocks_vectors_and_copies() -> None:
     programs = constructed(OPERATORS["matmul"], top_k=50)
     place, program = next(
         (rank, each) for rank, each in enumerate(programs.direct, start=1) if "B" in each.schedule.cached
@@ -110,7 +110,7 @@ def test_a_program_is_told_in_blocks_vectors_and_copies() -> None:
     assert "packs " in schedule_text(program, "element")
 
 
-def test_construction_is_told_step_by_step_with_its_scores() -> None:
+def test_construction_is_reported_step_by_step_with_its_scores() -> None:
     programs = constructed(OPERATORS["matmul"])
     text, program = explain(programs), programs.direct[0]
     lines = [line.strip() for line in text.splitlines()]

@@ -236,7 +236,7 @@ def test_dram_traffic_is_what_the_dram_stage_takes() -> None:
 
 
 @pytest.mark.parametrize("name", ["C0", "D0", "M0", "P0", "R0", "E0", "softmax"])
-def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
+def test_the_instructions_shown_are_those_of_the_issue_stage(name: str) -> None:
     programs = constructed(**OPERATORS[name])
     v100 = programs.device
     for program in programs.direct:
@@ -275,7 +275,7 @@ def product_schedule(m: int, n: int, k: int, thread_m: int, thread_n: int, **mor
 PRODUCT: dict[str, Any] = {"op": "matmul", "m": 4096, "n": 4096, "k": 1024}
 
 
-def test_spilled_values_are_told_with_what_was_needed_and_given() -> None:
+def test_spilled_values_are_reported_with_what_was_needed_and_given() -> None:
     text = reasons_of(product_schedule(256, 256, 8, 16, 16), **PRODUCT)
     needed, given, spilled = map(
         int,
@@ -291,7 +291,7 @@ def test_waiting_names_the_blocks_that_would_fill_it_and_what_keeps_them_out() -
     assert re.search(r"blocks at a time would fill it, 2 fit, as 98.3 kB of shared memory allow", text)
 
 
-def test_bank_conflicts_are_told_as_passes() -> None:
+def test_bank_conflicts_are_reported_as_passes() -> None:
     """A thread of its own row each: 32 words, 32 floats apart, all in one bank."""
     text = reasons_of(product_schedule(64, 8, 32, 1, 8, unroll=1), **PRODUCT)
     assert re.search(r"reads(?: of \d)? from A with (?:[89]|[1-3]\d)(?:\.\d+)? passes each", text)

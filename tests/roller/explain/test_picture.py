@@ -102,7 +102,7 @@ def test_the_rank_asked_for_is_marked_and_shown_even_when_it_is_late() -> None:
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 @pytest.mark.slow
-def test_the_command_writes_a_picture_beside_its_text_the_same_each_time(
+def test_the_command_writes_a_picture_next_to_its_text_the_same_each_time(
     product: Path, ending: str, start: bytes
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -125,7 +125,7 @@ def test_a_function_is_read_with_its_registers_and_shared_memory() -> None:
     assert architecture_of(CALLS) is None
 
 
-def test_registers_beside_the_code_are_read_too() -> None:
+def test_registers_next_to_the_code_are_read_too() -> None:
     text = NESTED.partition("//--------------------- .text.nested")[2]
     text = "//--------------------- .text.nested" + text.replace(
         "	.align	128", '	.sectioninfo	@"SHI_REGISTERS=127"\n	.align	128'

@@ -131,7 +131,7 @@ def test_bad_input_names_its_place(data: Data, direction: Any, message: str) -> 
     assert str(caught.value) == message
 
 
-def test_the_command_prints_the_kernel_and_ours_beside_it(tmp_path: Path) -> None:
+def test_the_command_prints_the_kernel_and_ours_next_to_it(tmp_path: Path) -> None:
     file = tmp_path / "op.json"
     file.write_text(json.dumps(LLAMA | {"name": "core"}))
     run = CliRunner()

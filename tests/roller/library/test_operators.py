@@ -55,7 +55,7 @@ def test_a_named_operator_and_its_expression_are_the_same_calls(data: dict[str, 
     assert named == recognise(operator_from_data(stated))
 
 
-def test_a_product_with_a_bias_is_a_linear_layer_unless_its_layout_is_told() -> None:
+def test_a_product_with_a_bias_is_a_linear_layer_unless_its_layout_is_given() -> None:
     data = {"op": "matmul", "m": 5, "n": 6, "k": 7, "epilogue": [{"function": "bias_add", "axis": "n"}]}
     assert [library_calls(data | more)[0].variant for more in ({}, {"transpose_b": True}, {"transpose_b": False})] == [
         "linear", "linear", "addmm",

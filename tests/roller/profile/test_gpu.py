@@ -114,7 +114,7 @@ def test_a_kernel_that_goes_wrong_under_load_is_struck_out(
     assert result.struck_out.startswith("after 5 timed runs: relative error")
 
 
-def test_a_lost_gpu_is_told_from_a_failure(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+def test_a_lost_gpu_differs_from_a_failure(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
     gpu.faults["kernel_1.cu"] = "illegal"
     result = measured(write_bundle(tmp_path))
     assert result.lost and "CUDADriverError: CUDA_ERROR_ILLEGAL_ADDRESS" in result.struck_out

@@ -126,7 +126,7 @@ def test_without_the_program_a_line_says_where_to_get_it(tmp_path: Path, monkeyp
     assert result.stderr == "roller: --sanitize: watches processes of this machine, no cluster's; leave --jobs out\n"
 
 
-def test_the_program_is_also_found_beside_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_also_found_next_to_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch, {})
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))

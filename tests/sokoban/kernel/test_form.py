@@ -44,14 +44,14 @@ def is_one_kernel(data: dict[str, Any], *, fuse: bool = True) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(operators(max_points=4000).filter(is_one_kernel))
 @pytest.mark.slow
 def test_any_operator_keeps_its_value(data: dict[str, Any]) -> None:
     assert_same_value(operator_from_data(data))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operators(max_points=4000).filter(lambda data: is_one_kernel(data, fuse=False)))
 def test_any_operator_keeps_its_value_over_its_own_axes(data: dict[str, Any]) -> None:
     assert_same_value(operator_from_data(data), fuse=False)
@@ -77,7 +77,7 @@ def test_without_fusion_an_operator_has_the_axes_it_was_given(
     assert (form.spatial, form.reduced, form.fused) == (spatial, reduced, ())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.permutations(["i", "j", "k", "x", "y"]),
     st.sampled_from(["C[{0},{1}] + b[{1}]", "relu(C[{0},{1}]) * b[{1}]"]),
@@ -92,7 +92,7 @@ def test_final_statements_may_call_and_order_axes_as_they_like(names: list[str],
     assert_same_value(parse(text, **sizes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.permutations(["i", "j", "k", "x", "y"]), st.booleans(), st.booleans())
 def test_rows_and_columns_may_be_called_anything(names: list[str], columns: bool, swapped: bool) -> None:
     row, column = names[:2]

@@ -57,7 +57,7 @@ def test_instructions_are_the_texts_of_files() -> None:
     assert pickle.loads(pickle.dumps(Instruction.WGMMA)) is Instruction.WGMMA
 
 
-def test_matrix_instructions_are_told_apart_by_how_operands_arrive() -> None:
+def test_matrix_instructions_are_distinguished_by_how_operands_arrive() -> None:
     assert [instruction.is_matrix for instruction in Instruction] == [False, True, True, True, True, True]
     assert [instruction.is_mma for instruction in Instruction] == [False, False, True, True, True, False]
     assert [instruction.is_swizzled for instruction in Instruction] == [False, False, True, True, True, True]

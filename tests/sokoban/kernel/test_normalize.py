@@ -174,7 +174,7 @@ def is_canonical(statements: tuple[Statement, ...]) -> bool:
     return all(statement.reduction for statement in statements[:-1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(operators(max_points=3000))
 @pytest.mark.slow
 def test_rewrites_keep_every_element(data: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def value_at(index: AffineIndex, point: Mapping[str, int]) -> int:
     return index.offset + sum(coefficient * point[axis] for axis, coefficient in index.terms)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(contractions(), TILES)
 def test_subtensors_are_the_hull_of_every_element_that_a_tile_touches(expr: TensorExpr, tile: dict[str, int]) -> None:
     touched: dict[str, list[set[int]]] = {}
@@ -75,7 +75,7 @@ def test_subtensors_are_the_hull_of_every_element_that_a_tile_touches(expr: Tens
     assert compute_workload(expr, tile) == len(points(tile))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(contractions(), st.lists(TILES, min_size=1, max_size=6))
 def test_columns_of_tiles_answer_as_each_tile_does(expr: TensorExpr, tiles: list[dict[str, int]]) -> None:
     columns = {axis: np.array([tile[axis] for tile in tiles], dtype=np.int64) for axis in AXES}
@@ -90,7 +90,7 @@ def test_columns_of_tiles_answer_as_each_tile_does(expr: TensorExpr, tiles: list
         assert int(workloads[row]) == compute_workload(expr, tile)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(indices(), TILES)
 def test_a_tile_coordinate_counts_from_the_first_element_in_steps_of_the_stride(
     index: AffineIndex, tile: dict[str, int]

@@ -504,7 +504,7 @@ def test_schema_has_every_operator() -> None:
     assert tags == set(NAMED_OPERATORS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(operators(dtypes=("float16", "bfloat16", "float32", "float64")))
 def test_random_operators_survive_json(data: Data) -> None:
     (expr,) = operators_from_json(json.dumps(data).encode(), "ops.json")

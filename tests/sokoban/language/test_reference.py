@@ -67,7 +67,7 @@ def evaluate_point_by_point(expr: TensorExpr, inputs: Mapping[str, Any]) -> Any:
     return tensors[expr.output.name]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(operators(max_points=400))
 @pytest.mark.slow
 def test_agrees_point_by_point(data: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def test_agrees_point_by_point(data: dict[str, Any]) -> None:
     np.testing.assert_allclose(result, evaluate_point_by_point(expr, inputs), rtol=1e-10, atol=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(operators(max_points=300))
 def test_small_blocks_change_nothing(data: dict[str, Any]) -> None:
     expr = operator_from_data(data)

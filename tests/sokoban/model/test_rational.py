@@ -141,7 +141,7 @@ def test_what_does_not_fit_takes_forever(schedule: TileSchedule) -> None:
 # What must not matter, and what must not hurt
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), NAMES)
 def test_rows_do_not_depend_on_each_other(data: st.DataObject, name: str) -> None:
     form = FORMS[name]
@@ -182,7 +182,7 @@ def test_more_bandwidth_is_never_slower(layer: str, data: st.DataObject, name: s
     assert (seconds(form, rows, faster) <= seconds(form, rows) * (1 + 1e-9)).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), NAMES, st.floats(1.0, 8.0))
 def test_less_latency_is_never_slower(data: st.DataObject, name: str, factor: float) -> None:
     form = FORMS[name]
@@ -200,7 +200,7 @@ def kernels(draw: st.DrawFn) -> tuple[str, list[TileSchedule]]:
     return name, draw(st.lists(schedules(FORMS[name], max_threads=256), min_size=1, max_size=4))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(kernels(), st.integers(80, 400))
 # 170 blocks, of which a unit of 80 runs three at once: 15 warps keep four schedulers busy, the five of one do not. A
 # block then takes 13.7 % longer by itself, and 36 % where the step is longer.
@@ -254,7 +254,7 @@ def most_growth_of_a_block(many: Occupancy, few: Occupancy) -> np.ndarray[Any, A
     return np.where(few.running < many.running, idle * shown[1] / shown[0], 1.0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), NAMES)
 def test_the_slowest_stage_bounds_the_time_from_below(data: st.DataObject, name: str) -> None:
     form = FORMS[name]
@@ -271,7 +271,7 @@ def test_the_slowest_stage_bounds_the_time_from_below(data: st.DataObject, name:
             assert row.seconds <= most + V100.launch_overhead_seconds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), NAMES)
 def test_dram_moves_at_least_what_nobody_can_avoid(data: st.DataObject, name: str) -> None:
     form = FORMS[name]

@@ -24,7 +24,7 @@ SIZE = st.sampled_from([3, 4, 5, 6, 8, 12, 16])
 PART = st.sampled_from([1, 2, 3, 4, 8])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     SIZE, SIZE, PART, PART, st.sampled_from([1, 1, 2, 4, -1]), st.sampled_from([1, 2, 4]),
     st.sampled_from([-4, -1, 0, 2, 4]),

@@ -58,14 +58,14 @@ def columns(table: ScheduleTable) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.expr.name}-{len(form.sizes)}")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_a_schedule_writes_is_read_back(form: KernelForm, data: st.DataObject) -> None:
     schedule = data.draw(schedules(form))
     assert schedule_from_json(schedule.to_json(), form).to_json() == schedule.to_json()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_file_is_the_table_of_its_schedules(data: st.DataObject) -> None:
     form = form_of(**CONV)
@@ -140,7 +140,7 @@ def test_vectors_are_left_to_the_code_generator_unless_said() -> None:
     assert {name: column.tolist() for name, column in table.vector.items()} == {"A": [0, 2], "B": [0, 0], "C": [0, 1]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), padding=st.integers(0, 9))
 def test_the_widest_vectors_are_those_of_the_code_generator(data: st.DataObject, padding: int) -> None:
     form = data.draw(st.sampled_from([form for form in FORMS if form.kind == "tile"]))

@@ -21,7 +21,7 @@ CONV = form_of(op="conv2d", n=3, c=5, h=17, w=19, f=7, kh=3, kw=2, stride=2)
 MATMUL = form_of(op="matmul", m=121, n=113, k=99)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), st.sampled_from([CONV, MATMUL]))
 def test_rows_answer_as_their_schedules_do(data: st.DataObject, form: KernelForm) -> None:
     rows = data.draw(st.lists(schedules(form), min_size=1, max_size=5))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not (DATA / "tensor_core").exists(), reason="the
 
 
 @pytest.mark.slow
-def test_the_library_is_met_and_ours_is_told_beside_it(tmp_path: Path) -> None:
+def test_the_library_is_met_and_ours_is_reported_next_to_it(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("matplotlib")
     found = compare(DATA)

@@ -26,7 +26,7 @@ def recorded(target: str, inputs: tuple[tuple[int, ...], ...], output: tuple[int
     )
 
 
-def test_products_are_told_apart_by_how_their_weights_lie() -> None:
+def test_products_are_distinguished_by_how_their_weights_lie() -> None:
     module = recorded("h.0.fc1", ((2, 8, 16),), (2, 8, 32))
     function = recorded("<built-in method addmm of type object>", ((32,), (16, 64), (64, 32)), (16, 32))
     head = recorded("lm_head", ((2, 8, 16),), (2, 8, 100))

@@ -13,7 +13,7 @@ ROWS = default_directory() / "models" / "torchtitan.csv"
 pytestmark = pytest.mark.usefixtures("pytorch")
 
 
-def test_columns_of_both_files_are_told_apart(tmp_path: Path) -> None:
+def test_columns_of_both_files_are_distinguished(tmp_path: Path) -> None:
     from bench.accuracy.steps.plans import read_runs
 
     within, beyond = tmp_path / "single.csv", tmp_path / "multi.csv"

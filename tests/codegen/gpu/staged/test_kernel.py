@@ -83,13 +83,12 @@ def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("opencl", "emulator")
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("most", [8, 5])
+@pytest.mark.parametrize(("most", "stages"), [(8, 1), (8, 2), (8, 3), (5, 2)])
 @pytest.mark.parametrize("data", OPERATORS, ids=lambda data: str(data)[:60])
 def test_every_layout_and_depth_agrees_with_the_reference(data: dict[str, Any], most: int, stages: int) -> None:
     form = form_of(**data)
     schedule = staged_schedule(form, most).with_(stages=stages, asynchronous=stages == 3)
-    for turned in ((), turned_tensors(form))[stages == 3 :]:
+    for turned in ((), turned_tensors(form))[stages != 2 :]:
         result = verify(form, schedule.with_(turned=turned), engine="opencl" if stages == 1 else "emulator")
         assert result.passed, (turned, result.reason)
 

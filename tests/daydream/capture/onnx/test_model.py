@@ -236,7 +236,7 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     assert "w" in error_of(path)
 
 
-def test_weights_beside_the_file_are_not_read_but_shapes_are(tmp_path: Path) -> None:
+def test_weights_next_to_the_file_are_not_read_but_shapes_are(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Reshape", ["m", "s"], ["y"])]
     path = tmp_path / "model.onnx"
     for threshold in (64, 0):

@@ -10,7 +10,7 @@ import pytest
 from daydream.answers import replay_of
 from daydream.graph.graph import Phase
 from daydream.graph.memory import MemoryKind
-from daydream.memory.beside import with_memory
+from daydream.memory.attached import with_memory
 from daydream.memory.footprint import footprint
 from daydream.passes.basis.bytes import memory_of
 from daydream.prediction.trace import predicted_trace
@@ -83,7 +83,7 @@ def test_malformed_storages_of_a_prediction_are_passed_over():
         assert memory is None or memory.source != "as captured"
 
 
-def test_recorded_allocations_are_put_beside_the_graph(tmp_path: Path):
+def test_recorded_allocations_are_put_next_to_the_graph(tmp_path: Path):
     builder = training()
     builder.memory(20, 1000, address=1).memory(70, 500, address=2)
     builder.memory(380, -1000, address=1, thread=101).memory(390, -500, address=2, thread=101)

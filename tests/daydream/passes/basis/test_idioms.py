@@ -58,7 +58,7 @@ SCUDNN = "volta_scudnn_128x64_relu_interior_nn_v1"
         ("void layer_norm_grad_input_kernel<float>", set()),
     ],
 )
-def test_kernels_are_told_by_name(name, predicates):
+def test_kernels_are_recognised_by_name(name, predicates):
     every = {
         is_convolution, is_gemm, is_batchnorm, is_relu, is_elementwise, is_pooling, is_fused_optimizer
     }  # fmt: skip

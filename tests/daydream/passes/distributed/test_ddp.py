@@ -72,7 +72,7 @@ def test_every_step_of_the_ring_has_its_latency():
     assert times(ddp(step(), **{**USUAL, "latency_us": 5.0}).graph)["update"] == (121, 126)
 
 
-def test_beside_kernels_all_reduces_are_as_much_slower_as_was_measured():
+def test_all_reduces_during_kernels_are_as_much_slower_as_was_measured():
     usual = {key: value for key, value in USUAL.items() if key != "interference"}
     found = times(ddp(step(), **usual).graph)
     # Figure 4.9: 34 % above the formula's 30 µs, 40.2 µs each from 41 on.

@@ -92,7 +92,7 @@ def test_profiled_times_of_a_bundle_count_before_predicted_ones(tmp_path):
         replace_kernel(step(), match="sgemm", bundle=str(tmp_path))
 
 
-def test_bundles_are_found_by_name_beside_auto(tmp_path):
+def test_bundles_are_found_by_name_next_to_auto(tmp_path):
     bundle(tmp_path, "conv2d_8x64x28x28_128x3x3_p1", {"seconds": 5e-6})
     bundle(tmp_path, "other", {"seconds": 6e-6})
     outcome = replace_kernel(step(), bundle=str(tmp_path), implementation="library")

@@ -127,7 +127,7 @@ def test_all_calls_that_compute_have_a_kernel(graph: TaskGraph, bundles: Path) -
     assert {call.name for call in unreplaced} <= {"aten::view", "aten::transpose"}
 
 
-def test_steps_are_timed_beside_the_recorded_ones(graph: TaskGraph) -> None:
+def test_steps_are_timed_against_the_recorded_ones(graph: TaskGraph) -> None:
     assert graph.trace is not None
     metadata = graph.trace.metadata
     assert len(metadata["timed_seconds"]) == 5

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from daydream.graph.graph import TaskGraph
-from daydream.memory.beside import with_memory
+from daydream.memory.attached import with_memory
 from daydream.record.record import record
 from daydream.tasks.build import read_graph
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hal.microbench import Measurement, MicrobenchError, Settings, cpu, json_text, toml_text
-from hal.microbench.cpu import CpuDescription, beside_numpy, describe, measure_cpu, numpy_products, topology
+from hal.microbench.cpu import CpuDescription, against_numpy, describe, measure_cpu, numpy_products, topology
 from hal.microbench.cpu.bandwidth import level_sets
 from hal.microbench.cpu.cores import Cores
 from hal.microbench.cpu.numpy_products import NumpyProducts
@@ -97,7 +97,7 @@ def test_numpy_multiplies_on_every_core() -> None:
         assert products.operations == 2.0 * 64**3
 
 
-def test_a_process_that_ends_early_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_early_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy_products, "_WORKER", "raise SystemExit(3)")
     with pytest.raises(MicrobenchError, match="ended early"), NumpyProducts((0,), 64):
         pass
@@ -157,6 +157,6 @@ def test_a_missing_number_is_named() -> None:
         describe(TWO_CORES, {})
 
 
-def test_figures_stand_beside_numpys() -> None:
-    rows = {ours.key: ratio for ours, _, ratio in beside_numpy(measured())}
+def test_figures_stand_against_numpys() -> None:
+    rows = {ours.key: ratio for ours, _, ratio in against_numpy(measured())}
     assert rows == pytest.approx({"gemm": 1.8 / 1.7, "dram.add": 1.0})

@@ -58,7 +58,7 @@ def scalar_passes(form: KernelForm, rows: list[TileSchedule], tensor: str, devic
     return [float(p) for p in busiest_bank(lane_words(table, load, device), device.shared.bank_count or 32)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(FORMS))
 def test_scalar_reads_take_as_many_passes_as_a_simulated_warp(data: st.DataObject, form: KernelForm) -> None:
     rows = data.draw(st.lists(schedules(form), min_size=1, max_size=3))
@@ -67,7 +67,7 @@ def test_scalar_reads_take_as_many_passes_as_a_simulated_warp(data: st.DataObjec
         assert scalar_passes(form, rows, load.tensor) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.sampled_from(FORMS), st.sampled_from([2, 4]))
 def test_vector_reads_move_all_their_words(data: st.DataObject, form: KernelForm, width: int) -> None:
     """Never fewer passes than a read has parts, never more than one per lane."""

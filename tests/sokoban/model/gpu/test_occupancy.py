@@ -147,7 +147,7 @@ def test_results_of_matrix_instructions_pass_through_a_strip_as_generated(transp
     assert WmmaKernel.shared_bytes(schedule, form.roles) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(1, 255), st.integers(0, 98_304))
 def test_resident_blocks_fit_together_and_one_more_does_not(data: st.DataObject, registers: int, shared: int) -> None:
     schedule = data.draw(schedules(MATMUL))

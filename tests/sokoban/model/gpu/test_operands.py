@@ -107,7 +107,7 @@ def test_what_is_not_staged_is_read_word_by_word() -> None:
     assert a.width.tolist() == [1] and a.instructions.tolist() == [32]
 
 
-def test_a_schedule_reads_the_same_whatever_stands_beside_it() -> None:
+def test_a_schedule_reads_the_same_whatever_stands_next_to_it() -> None:
     """Schedules whose reduction the device compiler unrolls, at other widths than one another's, and ones where not."""
     schedules = [
         matmul_schedule((64, 64), (4, 8), 8, unroll=unroll) if step == 8 else matmul_schedule((32, 64), (2, 4), step)

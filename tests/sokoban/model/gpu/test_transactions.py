@@ -50,7 +50,7 @@ def segments(form: KernelForm, load: Load, tile: Mapping[str, int], block: Mappi
     return len(found)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2), st.sampled_from([1, 2, 3, 4, 8, 16]),
     st.sampled_from(["float16", "float32", "float64"]),
@@ -66,7 +66,7 @@ def test_aligned_tiles_are_exact(rows: int, runs: int, blocks: int, position: in
     assert closed_form(form, load, tile) == BYTES * segments(form, load, tile, {"i": 1, "j": position})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9), st.sampled_from(["float16", "float32", "float64"]), st.integers(1, 40))
 def test_unaligned_runs_are_right_on_average(width: int, dtype: str, more: int) -> None:
     """Odd widths start at every residue equally often, and the closed form is their mean."""
@@ -79,7 +79,7 @@ def test_unaligned_runs_are_right_on_average(width: int, dtype: str, more: int) 
     assert closed_form(form, load, tile) == pytest.approx(BYTES * mean)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 5), st.integers(1, 9), st.integers(1, 3), st.sampled_from([1, 2, 3, 5]), st.integers(1, 3),
     st.integers(1, 3), st.integers(0, 3),
