@@ -28,7 +28,7 @@ EXPERT_PRECISIONS = (
 )  # fmt: skip
 
 #: A power law of tokens over experts: its exponent stands behind the name.
-_POWER_LAW = re.compile(r"power_law_(\d+(\.\d+)?)")
+_POWER_LAW = re.compile(r"power_law_(\d+(\.\d+)?)(_in_order)?")
 
 _LARGEST = 2**40
 
@@ -229,3 +229,13 @@ def exponent(distribution: str) -> float | None:
     """
     match = _POWER_LAW.fullmatch(distribution)
     return float(match[1]) if match else None
+
+
+def is_in_order(distribution: str) -> bool:
+    """True if a power law gives what rounding leaves to experts in their order, not to the least busy.
+
+    >>> is_in_order("power_law_1.2_in_order"), is_in_order("power_law_1.2")
+    (True, False)
+    """
+    match = _POWER_LAW.fullmatch(distribution)
+    return match is not None and match[3] is not None

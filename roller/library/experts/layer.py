@@ -19,7 +19,7 @@ from hal.support.errors import InputError
 from roller.library.arrays import Floats
 from roller.library.experts.families import FAMILIES, ExpertsConstants
 from roller.library.experts.loads import TILE_ROWS
-from roller.library.experts.untuned import Tile, untuned_tiles
+from roller.library.experts.untuned import Tile, is_tuned, untuned_tiles
 from roller.library.scaled.products import MICROSCALING_CAPABILITY, generation_of
 from roller.library.scaled.tiled import GAP_SECONDS, RESULT_BYTES, MatrixRate, Tiling, kept_share, tiled_seconds
 
@@ -194,14 +194,18 @@ class _Layer:
     def product_seconds(self, n: Floats, k: Floats, turns: float) -> Floats:
         """Grouped products by the fastest tile; ``turns``: weights that are read in turn over those of the product."""
         constants, calls, numbers = self.constants, self.calls, self.numbers
-        if not constants.is_untuned:
-            return np.min([self._by_tile(tile, n, k, turns) for tile in constants.menu], axis=0)
+        capability = self.device.compute_capability or (0, 0)
+        tuned = np.asarray(not constants.is_untuned) | is_tuned(calls.experts, calls.intermediate, capability)
         seconds = np.zeros_like(calls.pairs)
-        capability, in_blocks = self.device.compute_capability or (0, 0), numbers.activation_bytes == _IN_BLOCKS_BYTES
+        if np.any(tuned):
+            seconds = np.min([self._by_tile(tile, n, k, turns) for tile in constants.menu], axis=0)
+        if np.all(tuned):
+            return seconds
+        in_blocks = numbers.activation_bytes == _IN_BLOCKS_BYTES
         rules = untuned_tiles(calls.tokens, calls.experts, capability, numbers.element_bytes, in_blocks=in_blocks)
         for taken, tile in rules:
             if np.any(taken):
-                seconds = np.where(taken, self._by_tile(tile, n, k, turns), seconds)
+                seconds = np.where(taken & ~tuned, self._by_tile(tile, n, k, turns), seconds)
         return seconds
 
     def _by_tile(self, tile: Tile, n: Floats, k: Floats, turns: float) -> Floats:
