@@ -49,6 +49,9 @@ class Numbers:
     multiple: int = 1
 
 
+#: Elements that a row's length is a multiple of where Triton copies 16 bytes at once, whatever the type.
+ALIGNED_ELEMENTS = 16
+
 #: Of an activation in blocks of 1x128 with a scale each.
 _IN_BLOCKS_BYTES = 1 + 4 / 128
 
@@ -221,7 +224,7 @@ class _Layer:
             depth_bytes=depth * ones, blocks=tiles * columns, rows=calls.pairs / np.maximum(tiles, 1e-9),
             weight_bytes=weights, activation_bytes=calls.pairs * k * numbers.activation_bytes,
             turn_bytes=turns * weights, element_bytes=numbers.element_bytes, resident=self.constants.resident,
-            in_stripes=self.constants.by_warps,
+            in_stripes=self.constants.by_warps, is_narrow=k % ALIGNED_ELEMENTS != 0,
         )  # fmt: skip
         seconds = tiled_seconds(tiling, self.device, rate, self.constants.products).seconds
         return np.asarray(seconds + self._empty_seconds(place, tile, n))
