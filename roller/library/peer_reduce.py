@@ -27,14 +27,16 @@ ROUND_BYTES = 36 * 512 * 16
 #: Most bytes that go in one shot among four and among more boards; two always do.
 ONE_SHOT_BYTES, ONE_SHOT_BYTES_OF_MANY = 512 * 1024, 256 * 1024
 
-#: Bytes from which vLLM takes others' kernels, by capability, boards (at most) and MiB (``CUSTOM_ALL_REDUCE_MAX_SIZES``).
+#: MiB from which vLLM takes others' kernels, by capability, after the most boards that it holds for
+#: (``CUSTOM_ALL_REDUCE_MAX_SIZES``).
 OTHERS_MIB: Mapping[tuple[int, int], tuple[tuple[int, float], ...]] = {
     (9, 0): ((2, 64), (4, 32), (6, 0.5), (8, 0.25)),
     (10, 0): ((2, 2), (4, 2), (6, 1), (8, 1)),
     (10, 3): ((2, 4), (4, 4), (6, 8), (8, 4)),
 }
 
-#: Host seconds of a call from Python where the node has no number of its own (HGX H100's and B200's hosts), and the share of the DRAM rate at which it copies messages into shared buffers.
+#: Host seconds of a call from Python where the node has no number of its own (chosen on HGX H100's host), and the share
+#: of the DRAM rate at which it copies messages into shared buffers.
 HOST_SECONDS, COPY_SHARE = 2.05e-5, 0.36
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.arrays import Floats
+from roller.library.arrays import Bools, Floats
 from roller.library.experts.families import FAMILIES, ExpertsConstants
 from roller.library.experts.loads import TILE_ROWS
 from roller.library.experts.untuned import Tile, is_tuned, untuned_tiles
@@ -153,7 +153,8 @@ def experts_times(
     """
     family = family_of(precision, device, is_divided=is_divided)
     constants, numbers = families[family], NUMBERS[precision]
-    layer = _Layer(calls, device, constants, numbers)
+    tuned = is_tuned(calls.experts, calls.intermediate, device.compute_capability or (0, 0))
+    layer = _Layer(calls, device, constants, numbers, tuned)
     rows = calls.all_pairs if constants.is_mapped else calls.pairs
     intermediate = np.ceil(calls.intermediate / numbers.multiple) * numbers.multiple
     moved = 3 * rows * intermediate * 2
@@ -183,7 +184,7 @@ def grouped_seconds(
         InputError: the board has no matrix units for the precision.
     """
     family = family_of(precision, device)
-    layer = _Layer(calls, device, families[family], NUMBERS[precision])
+    layer = _Layer(calls, device, families[family], NUMBERS[precision], np.zeros(np.shape(n), np.bool_))
     return layer.product_seconds(n, k, 1.0), family
 
 
@@ -193,12 +194,13 @@ class _Layer:
     device: DeviceSpec
     constants: ExpertsConstants
     numbers: Numbers
+    tuned: Bools
 
     def product_seconds(self, n: Floats, k: Floats, turns: float) -> Floats:
         """Grouped products by the fastest tile; ``turns``: weights that are read in turn over those of the product."""
         constants, calls, numbers = self.constants, self.calls, self.numbers
         capability = self.device.compute_capability or (0, 0)
-        tuned = np.asarray(not constants.is_untuned) | is_tuned(calls.experts, calls.intermediate, capability)
+        tuned = self.tuned | (not constants.is_untuned)
         seconds = np.zeros_like(calls.pairs)
         if np.any(tuned):
             seconds = np.min([self._by_tile(tile, n, k, turns) for tile in constants.menu], axis=0)

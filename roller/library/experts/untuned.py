@@ -22,8 +22,8 @@ FOLLOWING_CAPABILITY = (8, 9)
 #: The two tiles before, for as many tokens as experts and fewer, and for more; elements along k are of 16 bits.
 _FEW, _MANY = (16, 32, 128), (64, 64, 64)
 
-#: Experts of a board and their columns that vLLM has a table for, tuned on an A100-SXM4-80GB in 16 bits: the names of its
-#: files (``vllm/model_executor/layers/fused_moe/configs/E=...,N=...,device_name=NVIDIA_A100-SXM4-80GB.json``).
+#: Experts of a board and their columns that vLLM has a table for, tuned on an A100-SXM4-80GB in 16 bits, by its files
+#: ``vllm/model_executor/layers/fused_moe/configs/E=...,N=...,device_name=NVIDIA_A100-SXM4-80GB.json``.
 _TUNED: Mapping[int, tuple[int, ...]] = {
     1: (1792, 3584, 7168, 14336), 8: (1792, 2048, 3584, 4096, 7168), 16: (1344, 1792, 2688, 3584, 7168, 14336),
     64: (640, 1280), 128: (192,),

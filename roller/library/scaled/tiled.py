@@ -66,9 +66,8 @@ class TiledConstants:
         end_seconds: of a tile whose few warps each walk part of k and add at the end (CUTLASS 2).
         l2_share: of the board's L2 rate that all units draw together; infinity where tiles are large enough not to ask.
         is_persistent: whether blocks stay on their units and store a tile's result while they multiply the next.
-        waits: whether a step alone takes as long however deep it is: few stages, each of which waits for memory.
         line_share: of the rates of DRAM and ports that steps draw which take half a line of 128 bytes of each row.
-        narrow_bytes: that a unit draws in a cycle where rows begin at any element, so that lanes read one each.
+        narrow_bytes: that a unit copies in a cycle where rows begin at any element, so that lanes copy one each.
     """
 
     step_seconds: float
@@ -87,7 +86,6 @@ class TiledConstants:
     end_seconds: float = 0.0
     l2_share: float = np.inf
     is_persistent: bool = False
-    waits: bool = False
     line_share: float = 1.0
     narrow_bytes: float = np.inf
 
@@ -207,15 +205,20 @@ class _Kernel:
         if tiling.in_stripes:
             each = np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
             return np.asarray(each * (self._waves * self._steps + c.ramp_steps) + np.ceil(self._waves) * self._end)
-        depth = 1.0 if c.waits else tiling.depth_bytes / LINE_BYTES
-        alone = np.maximum(1.0, self._waves / tiling.resident) * c.step_seconds * depth
+        alone = np.maximum(1.0, self._waves / tiling.resident) * c.step_seconds * tiling.depth_bytes / 128
         if c.is_persistent:
             ramp = c.ramp_steps * np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
             walked = np.maximum(self._waves * step, alone) * self._steps
             return np.asarray(np.maximum(walked, self._waves * self._end) + ramp + self._end)
-        return np.asarray(
-            np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps) + self._waves * self._end
-        )
+        walked = np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps)
+        return np.asarray(walked + self._waves * (self._steps * self._narrow_seconds + self._end))
+
+    @property
+    def _narrow_seconds(self) -> Floats:
+        """Seconds that a step waits for copies of single elements, which go through registers before it multiplies."""
+        tiling = self.tiling
+        copied = (tiling.tile_m + tiling.tile_n) * tiling.depth_bytes
+        return np.where(tiling.is_narrow, copied / (self.constants.narrow_bytes * self.device.clocks.boost_hz), 0.0)
 
     @property
     def _end(self) -> Floats:
@@ -231,18 +234,16 @@ class _Kernel:
         once = cold + tiling.activation_bytes * (1 - kept_share(tiling.activation_bytes, device))
         once = once + self.constants.written * results * (1 - kept_share(results, device))
         under_way = np.minimum(tiling.blocks, device.unit_count * tiling.resident) * UNDER_WAY_BYTES
-        return np.maximum(once / (self._dram_rate * self._line_share), cold * LATENCY_SECONDS / np.maximum(under_way, 1.0))
+        return np.maximum(
+            once / (self._dram_rate * self._line_share), cold * LATENCY_SECONDS / np.maximum(under_way, 1.0)
+        )
 
     def _l2_seconds(self) -> Floats:
         """Seconds of the busiest unit's port, or of L2 itself where all tiles ask it for more."""
         c, tiling, cache = self.constants, self.tiling, self.device.l2
         read = (np.minimum(tiling.tile_m, tiling.rows) + tiling.tile_n) * tiling.depth_bytes * self._steps
         together = 0.0 if cache is None else tiling.blocks * read / (c.l2_share * cache.bandwidth_bytes_per_second)
-        drawn = np.minimum(
-            c.port_reuse * self._port * self._line_share,
-            np.where(tiling.is_narrow, c.narrow_bytes * self.device.clocks.boost_hz, np.inf),
-        )
-        return np.maximum(self._waves * read / drawn, together)
+        return np.maximum(self._waves * read / (c.port_reuse * self._port * self._line_share), together)
 
     def _again_bytes(self) -> Floats:
         """Bytes of activations that bands of tiles read again from DRAM."""
