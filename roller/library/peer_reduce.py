@@ -2,11 +2,13 @@
 
 Blocks of 512 threads, 36 of them, read 16 bytes a thread from every board and write the sum: in one shot all of the
 message, in two shots the board's own part first and the parts of the others then. Flags are exchanged before and after
-a shot. A round of reads takes a latency and what the links need for it, since no more is under way.
+a shot. A round of reads takes a latency and what the links need for it, since no more is under way. From some size on
+vLLM calls others' kernels (PyTorch's symmetric memory, NCCL), which take the host as long as any collective of PyTorch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 from roller.library.arrays import Bools, Floats
+from roller.library.collectives import HOST_SECONDS as COLLECTIVE_HOST_SECONDS
 from roller.library.collectives import check_ranks
 from roller.library.streaming.elementwise import LibraryTime
 
@@ -24,7 +27,16 @@ ROUND_BYTES = 36 * 512 * 16
 #: Most bytes that go in one shot among four and among more boards; two always do.
 ONE_SHOT_BYTES, ONE_SHOT_BYTES_OF_MANY = 512 * 1024, 256 * 1024
 
-#: Host seconds of a call from Python, and the share of the DRAM rate at which it copies messages into shared buffers.
+#: MiB from which vLLM takes others' kernels, by capability, after the most boards that it holds for
+#: (``CUSTOM_ALL_REDUCE_MAX_SIZES``).
+OTHERS_MIB: Mapping[tuple[int, int], tuple[tuple[int, float], ...]] = {
+    (9, 0): ((2, 64), (4, 32), (6, 0.5), (8, 0.25)),
+    (10, 0): ((2, 2), (4, 2), (6, 1), (8, 1)),
+    (10, 3): ((2, 4), (4, 4), (6, 8), (8, 4)),
+}
+
+#: Host seconds of a call from Python where the node has no number of its own (chosen on HGX H100's host), and the share
+#: of the DRAM rate at which it copies messages into shared buffers.
 HOST_SECONDS, COPY_SHARE = 2.05e-5, 0.36
 
 
@@ -72,13 +84,23 @@ def peer_reduce_seconds(
     kernel = np.asarray(stages["latency"] + stages["links"])
     copied = 2 * message_bytes / (COPY_SHARE * device.dram.bandwidth_bytes_per_second)
     return LibraryTime(
-        call_seconds=np.maximum(kernel + copied, HOST_SECONDS),
+        call_seconds=np.maximum(kernel + copied, _host_seconds(message_bytes, ranks, node, device)),
         kernel_seconds=kernel,
         stages=stages,
         bound=np.where(stages["links"] > stages["latency"], "links", "latency"),
         algorithm=np.where(one, "one shot", "two shots"),
         kernels=np.ones(kernel.shape, np.int64),
     )
+
+
+def _host_seconds(message_bytes: Floats, ranks: Floats, node: NodeSpec, device: DeviceSpec) -> Floats:
+    """Host seconds of calls from Python, by whose kernels they take."""
+    limits = OTHERS_MIB.get(device.compute_capability or (0, 0), ())
+    most = np.full(np.shape(message_bytes), np.inf)
+    for boards, mebibytes in reversed(limits):
+        most = np.where(ranks <= boards, mebibytes * 2**20, most)
+    own = HOST_SECONDS if node.host is None else node.host.call_seconds or HOST_SECONDS
+    return np.where(message_bytes >= most, max(own, COLLECTIVE_HOST_SECONDS), own)
 
 
 def _in_one_shot(message_bytes: Floats, ranks: Floats) -> Bools:

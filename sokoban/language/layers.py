@@ -28,7 +28,7 @@ EXPERT_PRECISIONS = (
 )  # fmt: skip
 
 #: A power law of tokens over experts: its exponent stands behind the name.
-_POWER_LAW = re.compile(r"power_law_(\d+(\.\d+)?)")
+_POWER_LAW = re.compile(r"power_law_(\d+(\.\d+)?)(_in_order)?")
 
 _LARGEST = 2**40
 
@@ -133,7 +133,8 @@ class Experts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
         top_k: experts of a token.
         tensor_parallel: boards that share each expert.
         expert_parallel: boards that the experts are divided among; each is given all ``tokens``.
-        distribution: ``uniform`` (experts in turn) or ``power_law_1.2``.
+        distribution: ``uniform`` (experts in turn), ``power_law_1.2``, or ``power_law_1.2_in_order``, whose few tokens
+            meet on the first board.
         precision: one of :data:`EXPERT_PRECISIONS`.
         name: a name of its own.
     """
@@ -229,3 +230,13 @@ def exponent(distribution: str) -> float | None:
     """
     match = _POWER_LAW.fullmatch(distribution)
     return float(match[1]) if match else None
+
+
+def is_in_order(distribution: str) -> bool:
+    """True if a power law gives what rounding leaves to experts in their order, not to the least busy.
+
+    >>> is_in_order("power_law_1.2_in_order"), is_in_order("power_law_1.2")
+    (True, False)
+    """
+    match = _POWER_LAW.fullmatch(distribution)
+    return match is not None and match[3] is not None

@@ -93,7 +93,7 @@ def _experts(rows: Columns, precision: str) -> list[Operator]:
         "num_experts": "experts", "moe_tp_size": "tensor_parallel", "moe_ep_size": "expert_parallel",
     }  # fmt: skip
     sizes = zip(*(rows[name].tolist() for name in names), strict=True)
-    spreads = ["uniform" if name == "balanced" else name for name in rows["distribution"].tolist()]
+    spreads = map(_spread, rows["distribution"].tolist(), rows["software"].tolist())
     return [
         {
             "op": "experts",
@@ -103,6 +103,13 @@ def _experts(rows: Columns, precision: str) -> list[Operator]:
         }
         for each, spread in zip(sizes, spreads, strict=True)
     ]
+
+
+def _spread(name: str, software: str) -> str:
+    """Tokens over experts as we name it; rows of vLLM 0.14 were routed by an older script than all others."""
+    if name == "balanced":
+        return "uniform"
+    return f"{name}_in_order" if software.startswith("vllm 0.14.") else name
 
 
 def _experts_work(rows: Columns, word: str) -> tuple[Floats, Floats]:

@@ -1,7 +1,7 @@
 """Numbers of the libraries' kernels for layers of experts: one set a family, whatever board, precision and shape.
 
-Chosen on rows of half of the shapes of each board (``today`` of AIConfigurator's performance database), of A100 on
-those of one board alone; docs/accuracy.md has the errors on the other half.
+Chosen on rows of half of the shapes of each board (``today`` of AIConfigurator's performance database);
+docs/accuracy.md has the errors on the other half.
 """
 
 from __future__ import annotations
@@ -50,22 +50,27 @@ _FINE: tuple[Tile, ...] = (
 )  # fmt: skip
 _ROWS_OF_128: tuple[Tile, ...] = tuple((rows, 128, 128) for rows in (8, 16, 32, 64, 128, 256))
 
+#: What a unit copies in a cycle by single elements: chosen on A100 with 84 and 168 columns, judged on H100 and L40S.
+_NARROW_BYTES = 12.0
+
 FAMILIES: Mapping[str, ExpertsConstants] = {
     "triton, warp groups": ExpertsConstants(
         products=TiledConstants(
             step_seconds=1.52e-07, staging=30.1, ramp_steps=8.74, store=1.93, port_reuse=1.54, dram_share=1.02,
             start_seconds=6.03e-07, cold_seconds=3.9e-06, best_share=0.735, written=0.474, overlap=1.87,
+            narrow_bytes=_NARROW_BYTES,
         ),
         menu=_FINE, is_mapped=True, align_seconds=9.61e-06, pair_seconds=2.52e-11, empty_tile_seconds=5.57e-07,
         stream_seconds=2.69e-06, stream_share=1.31,
     ),
     "triton, warps": ExpertsConstants(
         products=TiledConstants(
-            step_seconds=1.35e-07, staging=2.8, ramp_steps=1.55, store=0.231, port_reuse=6.03, dram_share=0.916,
-            start_seconds=7.18e-07, cold_seconds=2.9e-06, best_share=1.1, written=0.0151, overlap=2.37, l2_share=0.921,
+            step_seconds=1.43e-07, staging=29.1, ramp_steps=1.88, store=0.231, port_reuse=6.03, dram_share=0.916,
+            start_seconds=7.18e-07, cold_seconds=2.9e-06, best_share=1.1, written=0.0151, overlap=3.2, l2_share=0.921,
+            line_share=0.646, narrow_bytes=_NARROW_BYTES,
         ),
-        menu=_FINE, is_mapped=True, is_untuned=True, align_seconds=1.07e-05, pair_seconds=1.84e-09,
-        empty_tile_seconds=2.1e-07, stream_seconds=1.58e-06, stream_share=0.549, resident=4.0,
+        menu=_FINE, is_mapped=True, is_untuned=True, align_seconds=7.69e-06, pair_seconds=1.84e-09,
+        empty_tile_seconds=2.26e-07, stream_seconds=1.58e-06, stream_share=0.741, resident=4.0,
     ),
     "cutlass": ExpertsConstants(
         products=TiledConstants(

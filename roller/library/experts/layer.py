@@ -16,10 +16,10 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.arrays import Floats
+from roller.library.arrays import Bools, Floats
 from roller.library.experts.families import FAMILIES, ExpertsConstants
 from roller.library.experts.loads import TILE_ROWS
-from roller.library.experts.untuned import Tile, untuned_tiles
+from roller.library.experts.untuned import Tile, is_tuned, untuned_tiles
 from roller.library.scaled.products import MICROSCALING_CAPABILITY, generation_of
 from roller.library.scaled.tiled import GAP_SECONDS, RESULT_BYTES, MatrixRate, Tiling, kept_share, tiled_seconds
 
@@ -48,6 +48,9 @@ class Numbers:
     quantises: bool = False
     multiple: int = 1
 
+
+#: Elements that a row's length is a multiple of where Triton copies 16 bytes at once, whatever the type.
+ALIGNED_ELEMENTS = 16
 
 #: Of an activation in blocks of 1x128 with a scale each.
 _IN_BLOCKS_BYTES = 1 + 4 / 128
@@ -150,7 +153,8 @@ def experts_times(
     """
     family = family_of(precision, device, is_divided=is_divided)
     constants, numbers = families[family], NUMBERS[precision]
-    layer = _Layer(calls, device, constants, numbers)
+    tuned = is_tuned(calls.experts, calls.intermediate, device.compute_capability or (0, 0))
+    layer = _Layer(calls, device, constants, numbers, tuned)
     rows = calls.all_pairs if constants.is_mapped else calls.pairs
     intermediate = np.ceil(calls.intermediate / numbers.multiple) * numbers.multiple
     moved = 3 * rows * intermediate * 2
@@ -180,7 +184,7 @@ def grouped_seconds(
         InputError: the board has no matrix units for the precision.
     """
     family = family_of(precision, device)
-    layer = _Layer(calls, device, families[family], NUMBERS[precision])
+    layer = _Layer(calls, device, families[family], NUMBERS[precision], np.zeros(np.shape(n), np.bool_))
     return layer.product_seconds(n, k, 1.0), family
 
 
@@ -190,18 +194,23 @@ class _Layer:
     device: DeviceSpec
     constants: ExpertsConstants
     numbers: Numbers
+    tuned: Bools
 
     def product_seconds(self, n: Floats, k: Floats, turns: float) -> Floats:
         """Grouped products by the fastest tile; ``turns``: weights that are read in turn over those of the product."""
         constants, calls, numbers = self.constants, self.calls, self.numbers
-        if not constants.is_untuned:
-            return np.min([self._by_tile(tile, n, k, turns) for tile in constants.menu], axis=0)
+        capability = self.device.compute_capability or (0, 0)
+        tuned = self.tuned | (not constants.is_untuned)
         seconds = np.zeros_like(calls.pairs)
-        capability, in_blocks = self.device.compute_capability or (0, 0), numbers.activation_bytes == _IN_BLOCKS_BYTES
+        if np.any(tuned):
+            seconds = np.min([self._by_tile(tile, n, k, turns) for tile in constants.menu], axis=0)
+        if np.all(tuned):
+            return seconds
+        in_blocks = numbers.activation_bytes == _IN_BLOCKS_BYTES
         rules = untuned_tiles(calls.tokens, calls.experts, capability, numbers.element_bytes, in_blocks=in_blocks)
         for taken, tile in rules:
             if np.any(taken):
-                seconds = np.where(taken, self._by_tile(tile, n, k, turns), seconds)
+                seconds = np.where(taken & ~tuned, self._by_tile(tile, n, k, turns), seconds)
         return seconds
 
     def _by_tile(self, tile: Tile, n: Floats, k: Floats, turns: float) -> Floats:
@@ -217,7 +226,7 @@ class _Layer:
             depth_bytes=depth * ones, blocks=tiles * columns, rows=calls.pairs / np.maximum(tiles, 1e-9),
             weight_bytes=weights, activation_bytes=calls.pairs * k * numbers.activation_bytes,
             turn_bytes=turns * weights, element_bytes=numbers.element_bytes, resident=self.constants.resident,
-            in_stripes=self.constants.by_warps,
+            in_stripes=self.constants.by_warps, is_narrow=k % ALIGNED_ELEMENTS != 0,
         )  # fmt: skip
         seconds = tiled_seconds(tiling, self.device, rate, self.constants.products).seconds
         return np.asarray(seconds + self._empty_seconds(place, tile, n))

@@ -1,7 +1,8 @@
 """Tokens over experts: how many each expert of the busiest board gets, and how many tiles of rows that makes.
 
 Uniform: tokens take experts in turn. Power law: expected shares are drawn from ``p(x) ~ x^-a``, one from each of as
-many equal parts of the distribution as there are experts; what rounding leaves goes to the least loaded of each board.
+many equal parts of the distribution as there are experts; what rounding leaves goes to the least loaded of each board,
+or with ``power_law_1.2_in_order`` to the experts in their order, so that few tokens meet on the first board.
 Draws are those of a fixed seed: the same layer has the same loads always.
 """
 
@@ -13,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from roller.library.arrays import Ints
-from sokoban.language.layers import exponent
+from sokoban.language.layers import exponent, is_in_order
 
 #: Sides of tiles along the tokens that the summaries count.
 TILE_ROWS = (8, 16, 32, 64, 128, 256)
@@ -68,8 +69,12 @@ def loads(tokens: int, experts: int, top_k: int, distribution: str, boards: int)
     draws = []
     generator = np.random.default_rng(0)
     for _ in range(DRAWS):
-        counts = _power_law(tokens, experts, top_k, alpha, generator)[: here * boards].reshape(boards, here)
-        counts = _balanced(counts, tokens * top_k, tokens)
+        counts = _power_law(tokens, experts, top_k, alpha, generator)
+        if is_in_order(distribution):
+            counts = _in_order(counts, tokens * top_k, tokens)
+        counts = counts[: here * boards].reshape(boards, here)
+        if not is_in_order(distribution):
+            counts = _balanced(counts, tokens * top_k, tokens)
         draws.append((counts[np.argmax(counts.sum(axis=1))], counts.ravel()))
     return _summary(draws)
 
@@ -94,6 +99,17 @@ def _power_law(tokens: int, experts: int, top_k: int, alpha: float, generator: n
     shares = ((high**power - low**power) * place + low**power) ** (1 / power)
     counts = np.minimum(np.round(shares / shares.sum() * pairs), tokens).astype(np.int64)
     return counts[generator.permutation(experts)]
+
+
+def _in_order(counts: Ints, pairs: int, most: int) -> Ints:
+    """Counts with the sum ``pairs``: experts give or take in their order, one each, what is missing or too much.
+
+    >>> _in_order(np.array([0, 3, 0, 0]), 5, 9).tolist()
+    [1, 4, 0, 0]
+    """
+    missing = int(pairs - counts.sum())
+    shares = abs(missing) // len(counts) + (np.arange(len(counts)) < abs(missing) % len(counts))
+    return np.clip(counts + np.sign(missing) * shares, 0, most)
 
 
 def _balanced(counts: Ints, pairs: int, most: int) -> Ints:

@@ -25,6 +25,9 @@ from roller.library.products.matrix_gemm import PORT_BYTES
 #: Bytes of an element of every result: 16-bit floats.
 RESULT_BYTES = 2
 
+#: Bytes of a line of L1 and L2.
+LINE_BYTES = 128
+
 #: Share of L2 that keeps weights from call to call (sharp), and what a kernel uses again (soft).
 KEPT_SHARE, AGAIN_SHARE = 0.95, 0.74
 
@@ -63,6 +66,8 @@ class TiledConstants:
         end_seconds: of a tile whose few warps each walk part of k and add at the end (CUTLASS 2).
         l2_share: of the board's L2 rate that all units draw together; infinity where tiles are large enough not to ask.
         is_persistent: whether blocks stay on their units and store a tile's result while they multiply the next.
+        line_share: of the rates of DRAM and ports that steps draw which take half a line of 128 bytes of each row.
+        narrow_bytes: that a unit copies in a cycle where rows begin at any element, so that lanes copy one each.
     """
 
     step_seconds: float
@@ -81,6 +86,8 @@ class TiledConstants:
     end_seconds: float = 0.0
     l2_share: float = np.inf
     is_persistent: bool = False
+    line_share: float = 1.0
+    narrow_bytes: float = np.inf
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,6 +109,7 @@ class Tiling:
         element_bytes: of an element as it is multiplied: 0.5 for four bits.
         resident: blocks of a unit at a time.
         ends: whether a tile ends as :attr:`TiledConstants.end_seconds` says.
+        is_narrow: whether rows of either operand begin at any element.
         in_stripes: whether units share all steps of all tiles evenly, as Marlin's kernels do, and not whole tiles.
     """
 
@@ -119,6 +127,7 @@ class Tiling:
     element_bytes: float
     resident: Floats | float = 1.0
     ends: Bools | bool = False
+    is_narrow: Bools | bool = False
     in_stripes: bool = False
 
 
@@ -201,9 +210,15 @@ class _Kernel:
             ramp = c.ramp_steps * np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
             walked = np.maximum(self._waves * step, alone) * self._steps
             return np.asarray(np.maximum(walked, self._waves * self._end) + ramp + self._end)
-        return np.asarray(
-            np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps) + self._waves * self._end
-        )
+        walked = np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps)
+        return np.asarray(walked + self._waves * (self._steps * self._narrow_seconds + self._end))
+
+    @property
+    def _narrow_seconds(self) -> Floats:
+        """Seconds that a step waits for copies of single elements, which go through registers before it multiplies."""
+        tiling = self.tiling
+        copied = (tiling.tile_m + tiling.tile_n) * tiling.depth_bytes
+        return np.where(tiling.is_narrow, copied / (self.constants.narrow_bytes * self.device.clocks.boost_hz), 0.0)
 
     @property
     def _end(self) -> Floats:
@@ -219,14 +234,16 @@ class _Kernel:
         once = cold + tiling.activation_bytes * (1 - kept_share(tiling.activation_bytes, device))
         once = once + self.constants.written * results * (1 - kept_share(results, device))
         under_way = np.minimum(tiling.blocks, device.unit_count * tiling.resident) * UNDER_WAY_BYTES
-        return np.maximum(once / self._dram_rate, cold * LATENCY_SECONDS / np.maximum(under_way, 1.0))
+        return np.maximum(
+            once / (self._dram_rate * self._line_share), cold * LATENCY_SECONDS / np.maximum(under_way, 1.0)
+        )
 
     def _l2_seconds(self) -> Floats:
         """Seconds of the busiest unit's port, or of L2 itself where all tiles ask it for more."""
         c, tiling, cache = self.constants, self.tiling, self.device.l2
         read = (np.minimum(tiling.tile_m, tiling.rows) + tiling.tile_n) * tiling.depth_bytes * self._steps
         together = 0.0 if cache is None else tiling.blocks * read / (c.l2_share * cache.bandwidth_bytes_per_second)
-        return np.maximum(self._waves * read / (c.port_reuse * self._port), together)
+        return np.maximum(self._waves * read / (c.port_reuse * self._port * self._line_share), together)
 
     def _again_bytes(self) -> Floats:
         """Bytes of activations that bands of tiles read again from DRAM."""
@@ -263,3 +280,7 @@ class _Kernel:
     @cached_property
     def _dram_rate(self) -> float:
         return self.constants.dram_share * self.device.dram.bandwidth_bytes_per_second
+
+    @cached_property
+    def _line_share(self) -> Floats:
+        return np.where(np.asarray(self.tiling.depth_bytes) < LINE_BYTES, self.constants.line_share, 1.0)

@@ -9,6 +9,7 @@ import pytest
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_time
+from roller.library.collectives import HOST_SECONDS
 
 H100 = load_device("h100")
 REDUCE = {"op": "all_reduce", "bytes": 2**20, "ranks": 8, "kernels": "vllm"}
@@ -40,6 +41,14 @@ def test_hosts_set_the_pace_of_small_calls_and_copies_that_of_large_ones() -> No
     assert reduced(bytes=512).call_seconds == pytest.approx(20.5e-6)
     large = reduced(bytes=2**24)
     assert large.call_seconds == pytest.approx(large.seconds + 2 * 2**24 / (0.36 * 3.02e12))
+
+
+def test_hosts_are_those_of_the_node_and_of_whose_kernels_run() -> None:
+    assert reduced(bytes=2**17).call_seconds == pytest.approx(20.5e-6)
+    assert reduced(bytes=2**18).call_seconds == pytest.approx(HOST_SECONDS)
+    assert reduced(bytes=2**18, ranks=4).call_seconds < HOST_SECONDS
+    a100 = library_time({**REDUCE, "bytes": 512}, load_device("a100-sxm-80gb"))
+    assert a100.call_seconds == pytest.approx(44.4e-6)
 
 
 def test_what_is_no_such_all_reduce_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +48,15 @@ def test_given_sizes_are_summed_up() -> None:
 def test_few_tokens_are_spread_over_the_boards() -> None:
     # 48 experts apart, six on a board of 64: of 8 tokens one, of 16 two, of 48 all find an expert there.
     assert [loads(tokens, 384, 8, "uniform", 64).active for tokens in (8, 16, 48)] == [1, 2, 6]
+
+
+def test_few_tokens_in_order_meet_on_the_first_board() -> None:
+    # Of one token all eight experts are on one board of 48, of 384 experts on eight boards.
+    assert loads(1, 384, 8, "power_law_1.2_in_order", 8).active == 8
+    assert loads(1, 384, 8, "power_law_1.2", 8).active < 4
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 500])
+def test_in_order_keeps_all_pairs(tokens: int) -> None:
+    routed = loads(tokens, 256, 8, "power_law_1.2_in_order", 1)
+    assert routed.pairs == pytest.approx(8 * tokens, rel=0.02)
