@@ -11,7 +11,7 @@ from daydream.operators.work import Direction, Moved, Work, WorkPart
 
 #: Operators that read everything and write their results once: instructions per result.
 MOVES: Mapping[str, float] = {
-    "stack": 12, "split_with_sizes_copy": 12, "repeat": 24, "tile": 24, "flip": 24, "roll": 24,
+    "cat": 12, "stack": 12, "split_with_sizes_copy": 12, "repeat": 24, "tile": 24, "flip": 24, "roll": 24,
     "constant_pad_nd": 24, "pixel_shuffle": 24, "pixel_unshuffle": 24, "channel_shuffle": 24, "diag_embed": 24,
     "reflection_pad1d": 24, "reflection_pad2d": 24, "replication_pad1d": 24, "replication_pad2d": 24,
     "reflection_pad1d_backward": 30, "reflection_pad2d_backward": 30, "replication_pad2d_backward": 30,
@@ -30,21 +30,10 @@ MOVES: Mapping[str, float] = {
 
 #: Names of kernels where they differ from the operator's.
 _KERNELS: Mapping[str, str] = {
-    "stack": "CatArrayBatchedCopy", "repeat": "elementwise_kernel",
+    "cat": "CatArrayBatchedCopy", "stack": "CatArrayBatchedCopy", "repeat": "elementwise_kernel",
     "tile": "elementwise_kernel", "constant_pad_nd": "elementwise_kernel", "_fft_r2c": "regular_fft",
     "_fft_c2c": "regular_fft", "_fft_c2r": "regular_fft",
 }  # fmt: skip
-
-#: Joins of tensors.
-JOINS = ("cat",)
-
-#: Instructions per element of a join besides its divisions; integer instructions of an unsigned division by a number
-#: that the compiler does not know (17 of machine code, of which three are conversions and a reciprocal) and of what it
-#: leaves (``CatArrIndexToOffset``: a product, a difference, an offset).
-_JOIN_INSTRUCTIONS, _DIVISION_INTEGERS = 12.0, 20.0
-
-#: Dimensions up to which joins are one kernel, and bytes of the copies that those of contiguous slices take.
-_JOINED_DIMS, _JOINED_BYTES = 4, 16
 
 #: Operators that read as many elements of a table as they write.
 GATHERS: Mapping[str, str] = {
@@ -102,34 +91,6 @@ def moves(call: Call) -> Work | str:
     """The work of an operator that reads all that it is given and writes its results."""
     kernel = _KERNELS.get(call.stem, call.stem)
     return _stream(call, kernel, moved_bytes(call.inputs, call.outputs), MOVES[call.stem])
-
-
-def join(call: Call) -> Work | str:
-    """The work of a join: every element's place takes a division for each dimension but the first.
-
-    Contiguous tensors whose slices are multiples of 16 bytes are copied in such pieces, and their places divided out
-    for each (``CatArrayBatchedCopy_vectorized``); images with channels last never are (``parallel_cat``).
-    """
-    total = moved_bytes(call.inputs, call.outputs)
-    integers = 0.0
-    if call.outputs and 1 < len(call.outputs[0].dims) <= _JOINED_DIMS and not _is_joined_in_pieces(call):
-        integers = (len(call.outputs[0].dims) - 1) * _DIVISION_INTEGERS
-    return _stream(call, "CatArrayBatchedCopy", total, _JOIN_INSTRUCTIONS, integers=integers)
-
-
-def _is_joined_in_pieces(call: Call) -> bool:
-    """True if slices along the dimension of a join are contiguous multiples of 16 bytes, or nothing says otherwise."""
-    output, axis = call.outputs[0], call.inputs.value(1)
-    if is_channels_last(output):
-        return False
-    if type(axis) is not int:
-        return True
-    return all(
-        math.prod(tensor.dims[axis % len(tensor.dims) :]) * tensor.bytes % (_JOINED_BYTES * max(tensor.elements, 1))
-        == 0
-        for tensor in tensors_of(call.inputs)
-        if len(tensor.dims) == len(output.dims)
-    )
 
 
 def _stream(

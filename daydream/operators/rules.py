@@ -48,7 +48,6 @@ RULES = _table(
     (rowwise.REDUCTIONS, rowwise.reduction),
     (rowwise.SCANS, rowwise.scan),
     (movement.MOVES, movement.moves),
-    (movement.JOINS, movement.join),
     (movement.GATHERS, movement.gather),
     (movement.SCATTERS, movement.scatter),
     (movement.SCATTERED_GRADIENTS, movement.scattered_gradient),

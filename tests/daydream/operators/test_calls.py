@@ -56,25 +56,6 @@ def test_casts_count_the_bytes_of_both_types():
     assert part.data["function"] == "neg" and part.moved.bytes == work.bytes
 
 
-@pytest.mark.parametrize(
-    ("sides", "strides", "divisions"),
-    [
-        ((8, 7, 7), None, 0),
-        ((1, 7, 7), None, 3),
-        ((8, 7, 7), (392, 1, 56, 8), 3),
-    ],
-)  # fmt: skip
-def test_a_join_divides_for_every_element_unless_slices_are_copied_by_16_bytes(sides, strides, divisions):
-    whole = None if strides is None else (2 * strides[0], 1, 14 * sides[0], 2 * sides[0])
-    parts = tuple(tensor(4, *sides, dtype="c10::Half", strides=strides) for _ in range(2))
-    joined = tensor(4, 2 * sides[0], *sides[1:], dtype="c10::Half", strides=whole)
-    work = work_of_call(*call("cat", lists=[parts], values=("", "1"), outputs=[joined]))
-    (part,) = work.parts
-    assert part.moved.kernel == "CatArrayBatchedCopy"
-    assert part.moved.integers == 20 * divisions
-    assert work.bytes == 2 * joined.bytes
-
-
 def test_what_is_written_over_is_not_read():
     target, source = tensor(1000), tensor(1000, dtype="c10::Half")
     assert work_of_call(*call("copy_", target, source, outputs=[target])).bytes == 4000 + 2000
