@@ -47,6 +47,9 @@ SCANS: Mapping[str, str] = {
     "_cummax_helper": "cummax", "_cummin_helper": "cummin", "_logcumsumexp": "logcumsumexp",
 }  # fmt: skip
 
+#: Scans that keep places, for which PyTorch does not take CUB (``scan_dim_with_indices``).
+_KEEP_PLACES = ("cummax", "cummin")
+
 #: Instructions per element of a scan by CUB over the only dimension.
 _SCAN_INSTRUCTIONS = 8.0
 
@@ -263,7 +266,7 @@ def group_norm(call: Call) -> Work | str:
 
 
 def scan(call: Call) -> Work | str:
-    """The work of a cumulative sum or another scan: CUB's over an only dimension, else a kernel by the dimension."""
+    """The work of a scan: CUB's over an only dimension where no places are kept, else a kernel by the dimension."""
     source = call.inputs.tensor(0)
     axis = next((value for place in (1, 3) if type(value := call.inputs.value(place)) is int), None)
     if source is None or axis is None:
@@ -277,7 +280,7 @@ def scan(call: Call) -> Work | str:
     total = float(stored_bytes(source) + sum(each.bytes for each in outputs))
     moved = Moved(kernel="DeviceScanKernel", bytes=total, outputs=float(source.elements), model="row-wise",
                   instructions=_SCAN_INSTRUCTIONS, launches=2)  # fmt: skip
-    if columns != source.elements:
+    if columns != source.elements or SCANS[call.stem] in _KEEP_PLACES:
         kernel = f"tensor_kernel_scan_{'innermost' if inner == 1 else 'outer'}_dim"
         walk = (float(before), float(columns), float(inner))
         moved = replace(moved, kernel=kernel, launches=1, walk=walk, scan=SCANS[call.stem])

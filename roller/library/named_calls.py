@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from roller.library.calls import LibraryCall
-from roller.library.parts import attention, convolution, elementwise, product, stream
-from sokoban.language.expression import DTYPE_BYTES
+from roller.library.parts import attention, convolution, elementwise, product, scan_from, stream
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
 from sokoban.language.operators import typed_stem
@@ -127,10 +126,9 @@ def _reduce(operator: Any, program: Program) -> list[LibraryCall]:
 
 
 def _scan(operator: Any, program: Program) -> list[LibraryCall]:
-    """A roofline: of PyTorch's scans no measurement is at hand."""
-    count = math.prod(operator.shape)
-    sizes = (2 * count * DTYPE_BYTES[operator.dtype], count, float(count))
-    return [LibraryCall(kind="roofline", label="expression", sizes=sizes, dtype=operator.dtype)]
+    shape, axis = operator.shape, operator.axis % len(operator.shape)
+    sides = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    return scan_from(operator.function, sides, operator.dtype, reverse=operator.reverse, exclusive=operator.exclusive)
 
 
 def _elementwise(operator: Any, program: Program) -> list[LibraryCall]:

@@ -6,6 +6,7 @@ adds or subtracts. The backward pass turns every call into those that PyTorch's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,17 @@ WITH_NUMBER: Mapping[str, tuple[str, str]] = {
     "add": ("addu", "addu"), "sub": ("addu", "addu"), "mul": ("mulu", "mulu"), "div": ("divu", "divu"),
     "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"), "select": ("addu", "mulu"),
 }  # fmt: skip
+
+#: Function of a scan -> PyTorch's operator. Those that keep the places of what they find write them in eight bytes.
+SCANS: Mapping[str, str] = {"sum": "cumsum", "prod": "cumprod", "max": "cummax", "min": "cummin"}
+KEEP_PLACES, PLACE_BYTES = ("cummax", "cummin"), 8
+
+#: CUB's scan of an only dimension.
+_CUB_SCAN = "DeviceScanKernel"
+
+#: Points of the model of streams, three instructions each, for an element that CUB scans, one that is joined to others
+#: and one that is flipped: 8, 12 and 24 instructions with their indices.
+_SCAN_POINTS, _JOIN_POINTS, _FLIP_POINTS = 8 / 3, 4, 8
 
 #: Element types of queries, keys and values that FlashAttention has kernels for.
 FLASH_DTYPES = ("float16", "bfloat16", *FLOAT8_DTYPES)
@@ -89,6 +101,41 @@ def stream(label: str, kernel: str, read: float, written: int, points: float, dt
     """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
     moved = (read + written) * DTYPE_BYTES[dtype]
     return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0, 0), dtype=dtype, variant=kernel)
+
+
+def scan(function: str, sides: tuple[int, int, int], dtype: str) -> list[LibraryCall]:
+    """A cumulative function along one dimension of a contiguous tensor.
+
+    CUB scans an only dimension unless places are kept (``scan_dim``, ``scan_dim_with_indices`` of PyTorch's
+    ``ScanUtils.cuh``), and sets its tiles' states in a kernel before.
+
+    Args:
+        function: ``sum``, ``prod``, ``max`` or ``min``.
+        sides: elements of all dimensions before the one that is scanned, its own, and those of all after it.
+        dtype: type of the elements.
+    """
+    name, count, label = SCANS[function], math.prod(sides), f"scan {function}"
+    if count == sides[1] and name not in KEEP_PLACES:
+        states = stream("states of a scan", "DeviceScanInitKernel", 0, 0, 0, dtype)
+        return [states, stream(label, _CUB_SCAN, count, count, _SCAN_POINTS * count, dtype)]
+    moved = count * (2 * DTYPE_BYTES[dtype] + PLACE_BYTES * (name in KEEP_PLACES))
+    return [LibraryCall(kind="scan", label=label, sizes=(*sides, moved), dtype=dtype, variant=name)]
+
+
+def scan_from(
+    function: str, sides: tuple[int, int, int], dtype: str, *, reverse: bool, exclusive: bool
+) -> list[LibraryCall]:
+    """A scan that begins at the end, where the tensor is flipped before and after, or that leaves an element out of its
+    own result, where a first one is joined to all but the last: PyTorch has kernels for neither."""
+    count = math.prod(sides)
+    flips = [flip(count, dtype)] * reverse
+    joined = [stream("join", "CatArrayBatchedCopy", count, count, _JOIN_POINTS * count, dtype)] * exclusive
+    return [*flips, *joined, *scan(function, sides, dtype), *flips]
+
+
+def flip(count: int, dtype: str) -> LibraryCall:
+    """Elements in the other order along a dimension, which scans from the end take before and after."""
+    return stream("flip", "flip_kernel", count, count, _FLIP_POINTS * count, dtype)
 
 
 def attention(operator: Attention) -> list[LibraryCall]:
@@ -166,6 +213,8 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         # A key cache is for generation; what is trained reads contiguous keys.
         *sizes, _ = call.sizes
         return [replace(call, label=label, sizes=(*sizes, 0), direction="backward")]
+    if call.kind == "scan" or call.variant.startswith("DeviceScan"):
+        return _scan_backward(call)
     if call.kind in ("convolution", "softmax", "layer_norm"):
         return [replace(call, label=label, direction="backward")]
     moved, _, work, *others = call.sizes
@@ -174,3 +223,23 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         return [replace(call, label=label, sizes=(2 * moved, call.sizes[1], 2 * work))]
     elements = moved / DTYPE_BYTES[call.dtype]
     return [replace(call, label=label, variant=f"{call.variant} (backward)", sizes=(moved, elements, work, *others))]
+
+
+def _scan_backward(call: LibraryCall) -> list[LibraryCall]:
+    """Gradients of PyTorch's scans: that of a sum is a sum from the end; that of a product sums what the results and
+    their gradients multiply to, by the operand, which has no zeros (``cumprod_backward``); and those of the largest and
+    smallest elements go where these were found (``cummaxmin_backward``)."""
+    if call.variant == "DeviceScanInitKernel":
+        return []
+    function, dtype = call.label.split()[1], call.dtype
+    count = int(call.sizes[1]) if call.kind == "stream" else math.prod(int(side) for side in call.sizes[:3])
+    if SCANS[function] in KEEP_PLACES:
+        zeros = elementwise("copy", count, dtype, 0)
+        read = count * (2 + PLACE_BYTES / DTYPE_BYTES[dtype])
+        return [zeros, stream("gradients at places", "scatter_gather_elementwise_kernel", read, count, count, dtype)]
+    sides = (1, count, 1) if call.kind == "stream" else (int(call.sizes[0]), int(call.sizes[1]), int(call.sizes[2]))
+    summed = [flip(count, dtype), *scan("sum", sides, dtype), flip(count, dtype)]
+    if function == "sum":
+        return summed
+    zeros = [elementwise("floor", count, dtype, 1), stream("reduce max", "reduce_kernel", count, 1, count, dtype)]
+    return [elementwise("mul", count, dtype, 2), *zeros, *summed, elementwise("div", count, dtype, 2)]

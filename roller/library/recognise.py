@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
-from roller.library.parts import attention, convolution, elementwise, product, stream
+from roller.library.parts import attention, convolution, elementwise, product, scan_from, stream
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import (
     DTYPE_BYTES,
@@ -268,15 +268,19 @@ def _rows(form: KernelForm) -> LibraryCall:
 
 
 def _line(form: KernelForm) -> list[LibraryCall]:
-    """The place of the largest or smallest value, a reduction of PyTorch's; of its scans no measurement is at hand, so
-    that they are a roofline."""
+    """A scan, or the place of the largest or smallest value, a reduction of PyTorch's."""
     kernel, output = form.line_kernel, form.expr.output
-    if kernel.is_scan:
-        return [_roofline(form)]
     points, dtype = kernel.lines * kernel.length, _dtype(form, kernel.reads[0]) if kernel.reads else output.dtype
     before = [] if isinstance(kernel.body, Load) else _pointwise(form, kernel.body, points)
-    main = stream(f"reduce {kernel.walk.function}", "reduce_kernel", points, output.element_count, points, dtype)
-    return [*before, main, *([] if isinstance(form.final.value, Load) else _pointwise(form, form.final.value))]
+    if kernel.is_scan:
+        axes = kernel.final.axes
+        inner = _size(form, axes[axes.index(kernel.axis) + 1 :])
+        sides = (kernel.lines // inner, kernel.length, inner)
+        main = scan_from(kernel.walk.function, sides, dtype, reverse=kernel.is_reversed, exclusive=kernel.is_exclusive)
+    else:
+        label = f"reduce {kernel.walk.function}"
+        main = [stream(label, "reduce_kernel", points, output.element_count, points, dtype)]
+    return [*before, *main, *([] if isinstance(form.final.value, Load) else _pointwise(form, form.final.value))]
 
 
 # Element-wise kernels

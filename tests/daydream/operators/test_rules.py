@@ -250,3 +250,9 @@ def test_scans_have_a_kernel_by_the_dimension(dims, axis, kernel, walk):
     (moved,) = [part.moved for part in found.parts]
     assert (moved.kernel, moved.walk) == (kernel, walk)
     assert moved.bytes == 2 * 4 * np.prod(dims)
+
+
+def test_scans_that_keep_places_are_not_those_of_cub():
+    values = {"Concrete Inputs": ["", "0", ""]}
+    (part,) = work("aten::cummax", [[128], [], []], ["float", "Scalar", ""], **values).parts
+    assert (part.moved.kernel, part.moved.walk) == ("tensor_kernel_scan_innermost_dim", (1.0, 128.0, 1.0))

@@ -15,6 +15,7 @@ from roller.library.calls import KINDS, price
 from roller.library.named_calls import named_calls
 from roller.library.products.gemm import choose_gemm
 from roller.library.recognise import recognise
+from roller.library.streaming.elementwise import Direction
 from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100-pcie")
@@ -43,6 +44,9 @@ OTHERS: list[dict[str, Any]] = [
     {"op": "softmax", "shape": [4, 5, 6], "axis": 1},
     {"op": "transpose", "shape": [4, 5], "perm": [0, 1]},
     {"op": "reduce", "function": "max", "shape": [4, 5], "axes": [0, 1]},
+    {"op": "scan", "function": "max", "shape": [7, 5, 3], "axis": 1, "reverse": True},
+    {"op": "scan", "function": "prod", "shape": [7, 5, 3], "axis": -1, "exclusive": True, "dtype": "float16"},
+    {"op": "scan", "function": "sum", "shape": [1, 5, 1], "axis": 1, "epilogue": ["relu"]},
 ]  # fmt: skip
 
 
@@ -101,6 +105,37 @@ def test_softmax_and_layer_norm_are_recognised() -> None:
         "Y[i,j] = (X[i,j] - M[i]) / sqrt(V[i] + 0.001)"
     )
     assert kinds({"expr": norm, "sizes": sizes}) == [("layer_norm", "", (4, 9))]
+
+
+def scan_calls(direction: Direction = "forward", **keys: Any) -> list[str]:
+    data = {"op": "scan", "function": "sum", "shape": [64, 128]} | keys
+    return [call.variant for call in library_calls(data, direction)]
+
+
+def test_scans_are_the_kernels_that_pytorch_has() -> None:
+    assert scan_calls() == ["cumsum"]
+    assert scan_calls(reverse=True) == ["flip_kernel", "cumsum", "flip_kernel"]
+    assert scan_calls(exclusive=True) == ["CatArrayBatchedCopy", "cumsum"]
+    assert scan_calls(shape=[128]) == ["DeviceScanInitKernel", "DeviceScanKernel"]
+    assert scan_calls(shape=[128], function="max") == ["cummax"], "CUB keeps no places"
+    values, places = (library_calls({"op": "scan", "shape": [64, 128], "function": name})[0] for name in ("sum", "max"))
+    assert values.sizes == (64, 128, 1, 64 * 128 * 8)
+    assert places.sizes == (64, 128, 1, 64 * 128 * 16)
+
+
+def test_a_masked_scan_is_a_product_and_a_scan() -> None:
+    masked = {"expr": "Y[i,j] = cumsum(j, X[i,j] * M[i,j])", "sizes": {"i": 4, "j": 9}}
+    assert [(call.kind, call.variant) for call in library_calls(masked)] == [
+        ("elementwise", "mul"), ("scan", "cumsum"),
+    ]  # fmt: skip
+
+
+def test_gradients_of_scans_are_scans_from_the_end() -> None:
+    flipped = ["flip_kernel", "cumsum", "flip_kernel"]
+    assert scan_calls("backward") == flipped
+    assert scan_calls("backward", shape=[128]) == ["flip_kernel", *scan_calls(shape=[128]), "flip_kernel"]
+    assert scan_calls("backward", function="prod")[3:] == [*flipped, "div"]
+    assert scan_calls("backward", function="min") == ["copy", "scatter_gather_elementwise_kernel"]
 
 
 def test_other_expressions_are_rooflines_and_say_so() -> None:
