@@ -35,9 +35,9 @@ STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
 #: Those that the blocks of a unit share during a step.
 BUSY = ("compute", "issue", "shared", "l2")
 
-#: Exponent with which the stages of a step by multiply-adds add up: 1 would be no overlap, infinity a perfect one. Of
-#: 2 to 6 chosen on random halves of Ansor's operators (V100: 2.5 to 4); the product on RTX 3090, which had no part in
-#: it, is then predicted to 7% instead of 9%.
+#: Exponent with which the stages of a step by multiply-adds add up: 1 would be no overlap, infinity a perfect one.
+#: Random halves of Ansor's operators (V100) choose 2.5 to 3.5, half of the configurations of a product on RTX 3090
+#: speaks for 3.
 STAGE_OVERLAP = 3.0
 
 #: Share of the other stages' time that the slowest one does not hide with one warp per scheduler where a warp loads
@@ -231,7 +231,8 @@ def independent_warps(step: BlockStep) -> Floats | float:
 
 def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
     """A step of all running blocks: ``max(T_i)`` (5.4.3) where stages overlap perfectly, and softer than that, since a
-    block fetches and computes by turns. Issue slots are not work of their own: they bound arithmetic, they do not add."""
+    block fetches and computes by turns. Issue slots are no work of their own: they bound arithmetic, they do not add.
+    """
     table = step.table
     core = np.maximum(busy["compute"], busy["issue"])
     slowest = np.maximum(np.maximum(core, busy["shared"]), busy["l2"])
@@ -239,7 +240,9 @@ def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
     # Cubes and not powers, so that compiled code has the same bits.
     cubes = sum([part * part * part for part in parts[1:]], parts[0] * parts[0] * parts[0])
     seconds: Floats = slowest * cubes ** (1.0 / STAGE_OVERLAP)
-    return np.where(table.warp_tile, _warp_tile_seconds(step, busy, slowest), seconds) if table.has_warp_tiles else seconds
+    return (
+        np.where(table.warp_tile, _warp_tile_seconds(step, busy, slowest), seconds) if table.has_warp_tiles else seconds
+    )
 
 
 def _warp_tile_seconds(step: BlockStep, busy: Mapping[str, Floats], slowest: Floats) -> Floats:
