@@ -35,8 +35,13 @@ STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
 #: Those that the blocks of a unit share during a step.
 BUSY = ("compute", "issue", "shared", "l2")
 
-#: Share of the other stages' time that the slowest one does not hide with one warp per scheduler, and how fast more
-#: warps hide it: what programs on a V100 show. Ranking hardly changes between half and twice as much, errors do.
+#: Exponent with which the stages of a step by multiply-adds add up: 1 would be no overlap, infinity a perfect one.
+#: Random halves of Ansor's operators (V100) choose 2.5 to 3.5, half of the configurations of a product on RTX 3090
+#: speaks for 3.
+STAGE_OVERLAP = 3.0
+
+#: Share of the other stages' time that the slowest one does not hide with one warp per scheduler where a warp loads
+#: fragments and multiplies them by turns (``wmma``), and how fast more warps hide it: what programs on a V100 show.
 UNHIDDEN = 0.2
 HIDING = 0.15
 
@@ -52,7 +57,7 @@ UNHIDDEN_ASYNCHRONOUS = 0.07
 UNHIDDEN_BULK = 0.0
 
 #: Share of a step's waiting that other resident blocks do not fill.
-UNHIDDEN_WAIT = 0.75
+UNHIDDEN_WAIT = 1.0
 
 #: Exponent with which time on the units and time of DRAM add up: 1 would be no overlap, infinity a perfect one.
 DRAM_OVERLAP = 4.0
@@ -114,7 +119,7 @@ class Breakdown:
 
 def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> Breakdown:
     """Every quantity from which :func:`estimate` makes its times."""
-    compiled = compiled_stages(table, placed, HIDING) if report is None else None
+    compiled = compiled_stages(table, placed, 1.0 / STAGE_OVERLAP) if report is None else None
     if compiled is None:
         return _breakdown_by_columns(BlockStep(table, placed, report))
     return quick(
@@ -225,20 +230,31 @@ def independent_warps(step: BlockStep) -> Floats | float:
 
 
 def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
-    """A step of all running blocks: ``max(T_i)`` (5.4.3) and what the slowest stage does not hide of the others.
-
-    One warp per scheduler alternates between stages; the more there are, the better they overlap. Issue slots are not
-    work of their own: they bound, they do not add.
+    """A step of all running blocks: ``max(T_i)`` (5.4.3) where stages overlap perfectly, and softer than that, since a
+    block fetches and computes by turns. Issue slots are no work of their own: they bound arithmetic, they do not add.
     """
-    table, occupancy = step.table, step.occupancy
-    slowest = np.maximum.reduce(list(busy.values()))
+    table = step.table
+    core = np.maximum(busy["compute"], busy["issue"])
+    slowest = np.maximum(np.maximum(core, busy["shared"]), busy["l2"])
+    parts = [each / slowest for each in (core, busy["shared"], busy["l2"])]
+    # Cubes and not powers, so that compiled code has the same bits.
+    cubes = sum([part * part * part for part in parts[1:]], parts[0] * parts[0] * parts[0])
+    seconds: Floats = slowest * cubes ** (1.0 / STAGE_OVERLAP)
+    return (
+        np.where(table.warp_tile, _warp_tile_seconds(step, busy, slowest), seconds) if table.has_warp_tiles else seconds
+    )
+
+
+def _warp_tile_seconds(step: BlockStep, busy: Mapping[str, Floats], slowest: Floats) -> Floats:
+    """:func:`step_seconds` by matrix instructions: the slowest stage and what it does not hide of the others, less the
+    more warps a scheduler has."""
+    table = step.table
     work = [busy["compute"], busy["shared"], busy["l2"]]
     others = work[0] + work[1] + work[2] - np.maximum.reduce(work)
-    warps = np.maximum(1.0, working_warps(step) * occupancy.running / step.device.teu.group_size)
-    unhidden: Floats | float = UNHIDDEN
-    if table.has_warp_tiles:
-        unhidden = np.where(table.mma, np.where(table.bulk, UNHIDDEN_BULK, UNHIDDEN_ASYNCHRONOUS), UNHIDDEN)
-    return slowest + unhidden * np.maximum(others, 0.0) / warps**HIDING
+    warps = np.maximum(1.0, working_warps(step) * step.occupancy.running / step.device.teu.group_size)
+    unhidden = np.where(table.mma, np.where(table.bulk, UNHIDDEN_BULK, UNHIDDEN_ASYNCHRONOUS), UNHIDDEN)
+    seconds: Floats = slowest + unhidden * np.maximum(others, 0.0) / warps**HIDING
+    return seconds
 
 
 def finishing_seconds(step: BlockStep, beyond: Floats, step_time: Floats, issue: Floats, compute: Floats) -> Floats:

@@ -51,7 +51,7 @@ _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "terms": 12, "lanes": 64, "b
 #: Lines of the results, in the order in which the C file has them.
 _SECONDS = (
     "compute", "issue", "shared", "l2", "stored", "final", "waiting", "dram", "power", "hoisting", "rounds",
-    "scheduler",
+    "cubes",
 )  # fmt: skip
 _PARTS = ("together", "alone", "unfilled", "stores", "finishing", "units", "filling", "waiting")
 _KERNEL_STAGES = 7
@@ -82,8 +82,8 @@ class CompiledStages:
 
 
 def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -> CompiledStages | None:
-    """The stages of a table; None where compiled code has none for it. ``exponent``: how fast warps hide what the
-    slowest stage does not, :data:`sokoban.model.gpu.breakdown.HIDING`."""
+    """The stages of a table; None where compiled code has none for it. ``exponent``: of the sum of the stages' cubes,
+    the inverse of :data:`sokoban.model.gpu.breakdown.STAGE_OVERLAP`."""
     native = ready(table, placed)
     if native is None or table.unroll.max() > COMPILER_UNROLL:
         return None  # bodies so large may hold values that find no register (operands.py)
@@ -95,8 +95,8 @@ def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -
     shared = None if sharing is None else _address(sharing)
     library.price(*given, *map(_address, arrays), shared, count, *results)
     # Powers are NumPy's, so that they have its bits.
-    hiding = seconds[_SECONDS.index("scheduler")] ** exponent
-    library.finish(*given, count, _address(hiding), *results)
+    root = seconds[_SECONDS.index("cubes")] ** exponent
+    library.finish(*given, count, _address(root), *results)
     lines, numbers = iter(seconds), iter(counts)
     by_name = dict(zip(_SECONDS, lines, strict=False))
     return quick(

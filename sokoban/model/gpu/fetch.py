@@ -41,7 +41,7 @@ ASYNCHRONOUS_GUARD_INSTRUCTIONS = 1.0
 #: the times of programs.
 UNROLLED_LOADS = 16.0
 ROLLED_LOADS = 4.0
-GUARDED_UNROLLED_LOADS = 2.5
+GUARDED_UNROLLED_LOADS = 3.5
 GUARDED_LOADS = 1.0
 
 #: Wavefronts of the load/store unit per line that a load touches: lines of a request that misses are handed on at

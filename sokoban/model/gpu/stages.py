@@ -101,7 +101,8 @@ def shared_seconds(step: BlockStep) -> Floats:
         passes = passes + np.where(staged, np.where(table.bulk, part.bulk_passes, part.wavefronts), 0.0)
     if step.rows is not None:
         passes = np.where(shares_rows(table), warps * row_passes(table, device, step.rows), passes)
-    homeless = np.where(step.nest.local, LOCAL_PASSES * table.accumulators, SPILL_PASSES * occupancy.spilled)
+    local = step.nest.local_share
+    homeless = local * (LOCAL_PASSES * table.accumulators) + (1.0 - local) * (SPILL_PASSES * occupancy.spilled)
     passes = passes + warps * table.thread_points * homeless
     # Every value that does not wait in a register for its next use is stored once, and read again.
     passes = passes + warps * 2.0 * step.window_spills

@@ -16,7 +16,7 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, MOST_RISK, STAGES, UNHIDDEN, breakdown
+from sokoban.model.gpu.breakdown import HOISTING_RISK, MOST_RISK, STAGES, breakdown
 from sokoban.model.gpu.step import Occupancy
 from sokoban.model.rational import estimate_compiled, estimate_schedules
 from sokoban.schedule.table import ScheduleTable
@@ -246,12 +246,11 @@ def most_growth_of_a_block(many: Occupancy, few: Occupancy) -> np.ndarray[Any, A
 
     Arithmetic and issue wait for the scheduler with most warps, ceil(W / 4) of W: the share of a block is W / 4 at
     best, so that it grows by ceil(W / 4) / (W / 4) at most, 4 for a single warp. Shared memory and the way from L2
-    share without rest. The slowest stage leaves UNHIDDEN / (W / 4)**HIDING of the two others, each at most as long.
+    share without rest. Their sum by an exponent grows no more than the one that grows most.
     """
-    warps = [np.asarray(each.warps * each.running, float) for each in (many, few)]
-    idle = np.ceil(warps[1] / SCHEDULERS) / (warps[1] / SCHEDULERS)
-    shown = [1 + 2 * UNHIDDEN / np.maximum(1, count / SCHEDULERS) ** HIDING for count in warps]
-    return np.where(few.running < many.running, idle * shown[1] / shown[0], 1.0)
+    warps = np.asarray(few.warps * few.running, float)
+    idle = np.ceil(warps / SCHEDULERS) / (warps / SCHEDULERS)
+    return np.where(few.running < many.running, idle, 1.0)
 
 
 @settings(max_examples=25, deadline=None)

@@ -16,15 +16,16 @@ typedef int64_t i64;
 #define LINE_WAVEFRONTS 0.5
 #define UNROLLED_LOADS 16.0
 #define ROLLED_LOADS 4.0
-#define GUARDED_UNROLLED_LOADS 2.5
+#define GUARDED_UNROLLED_LOADS 3.5
 #define GUARDED_LOADS 1.0
 #define DIRECT_GUARD_INSTRUCTIONS 1.5
 #define STEP_LATENCY 2.0
 #define LOADED_LATENCY 1.28
 #define LOCAL_PASSES 20.0
+#define PROMOTED_STATEMENTS 430.0
+#define UNPROMOTED_SHARE 0.9
 #define SPILL_PASSES 1.0
-#define UNHIDDEN 0.2
-#define UNHIDDEN_WAIT 0.75
+#define UNHIDDEN_WAIT 1.0
 #define HOISTED_WORDS 5.0
 #define LIKELY_HOISTED_WORDS 8.0
 #define HOISTING_RISK 0.15
@@ -64,7 +65,7 @@ typedef struct {
   i64 output_vector, reduce_threads, unroll, stages, asynchronous, raster;
   i64 threads_per_block, warps, block_count, step_count, step_points, reduced_points, block_points, accumulators;
   i64 unrolled_points, local, is_left;
-  double thread_points;
+  double thread_points, local_share;
   i64 coordinate[AXES][LANES];
 } Row;
 
@@ -126,9 +127,8 @@ static void read_form(Form *form, const i64 *ints, const double *doubles) {
 static void loop_nest(const Form *form, Row *row) {
   i64 copies = 1;
   for (i64 a = 0; a < form->spatial; a++) copies *= row->vthreads[a];
-  i64 written = copies <= 15 ? copies : 1, generated = written, compiled = written, reused = written;
-  i64 open_generated = 1, open_reused = 1, written_points = 1, limit = most(row->unroll, 1024), points = 1;
-  row->local = 0;
+  i64 written = copies <= 15 ? copies : 1, generated = written, flat = written, reused = written;
+  i64 promoted = 0, open_generated = 1, open_reused = 1, written_points = 1, limit = most(row->unroll, 1024), points = 1;
   for (i64 a = form->spatial; a < form->spatial + form->reduced; a++) row->unrolled[a] = 1;
   for (i64 loop = 0; loop < 1 + form->spatial + form->reduced; loop++) {
     i64 axis = -1, length = copies / written, is_reduced = loop > form->spatial;
@@ -139,22 +139,26 @@ static void loop_nest(const Form *form, Row *row) {
       length = row->thread[form->spatial - loop];
     }
     if (length == 1) continue;
-    i64 whole = generated * length, flat = compiled * length, used = reused * length;
+    i64 whole = generated * length, used = reused * length;
+    flat *= length;
     i64 fits = whole <= row->unroll, by_generator = open_generated && fits;
     open_generated = by_generator;
     if (by_generator) generated = whole;
-    i64 by_compiler = !by_generator && flat <= 256;
-    if (by_generator || by_compiler) compiled = flat;
     open_reused = open_reused && used <= limit;
     if (open_reused) reused = used;
     if (is_reduced) {
       if (open_reused) row->unrolled[axis] *= length;
       if (by_generator) written_points *= length;
-    } else if (!by_generator && !by_compiler) {
-      row->local = 1;
+    } else if (!by_generator) {
+      promoted = flat;
     }
   }
-  row->local = row->local && row->accumulators > 16;
+  row->local_share = 0.0;
+  if (promoted > 0 && row->accumulators > 16) {
+    double ratio = PROMOTED_STATEMENTS / (double)promoted, square = ratio * ratio, fourth = square * square;
+    row->local_share = UNPROMOTED_SHARE / (1.0 + fourth * fourth);
+  }
+  row->local = row->local_share > UNPROMOTED_SHARE / 2;
   for (i64 a = form->spatial; a < form->spatial + form->reduced; a++) points *= row->unrolled[a];
   row->unrolled_points = points;
   row->is_left = written_points == 1 && points > 1;
@@ -645,7 +649,7 @@ static double flat_instructions(const Form *form, const Row *row) {
 /* Lines of the results; those from TOGETHER on, the seven stages of the whole kernel at last, and WAVES, `finish`
  * writes. */
 enum {
-  COMPUTE, ISSUE, SHARED, L2, STORED, FINAL, WAITING, DRAM, POWER, HOISTING, ROUNDS, SCHEDULER_WARPS,
+  COMPUTE, ISSUE, SHARED, L2, STORED, FINAL, WAITING, DRAM, POWER, HOISTING, ROUNDS, CUBES,
   TOGETHER, ALONE, UNFILLED, STORES, FINISHING, UNITS, FILLING, WAITED, WHOLE
 };
 enum { REGISTERS, SPILLED, SHARED_BYTES, RESIDENT, RUNNING, WARPS, WAVES, BLOCKS, STEPS };
@@ -784,7 +788,8 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     first = LOADED_LATENCY;
     more = accumulators * SHARING(ROW_BATCHES) - 1.0;
   }
-  double homeless = row->local ? LOCAL_PASSES * accumulators : SPILL_PASSES * (double)spilled;
+  double local = row->local_share;
+  double homeless = local * (LOCAL_PASSES * accumulators) + (1.0 - local) * (SPILL_PASSES * (double)spilled);
   block_bytes = block_bytes + (double)spilled * row->thread_points * (4.0 * (double)row->threads_per_block);
   passes = passes + warps * row->thread_points * homeless;
   /* the whole kernel */
@@ -829,7 +834,9 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
                        : (double)(row->block_count * row->block_points * row->reduced_points) * form->operations * 2.0 / form->limit;
   SECONDS(HOISTING) = hoisting;
   SECONDS(ROUNDS) = (double)busiest_blocks / (double)running;
-  SECONDS(SCHEDULER_WARPS) = fmost(1.0, (double)(row->warps * running) / (double)form->group_size);
+  double core = fmost(SECONDS(COMPUTE), SECONDS(ISSUE)), slowest = fmost(fmost(core, SECONDS(SHARED)), SECONDS(L2));
+  double one = core / slowest, two = SECONDS(SHARED) / slowest, three = SECONDS(L2) / slowest;
+  SECONDS(CUBES) = one * one * one + two * two * two + three * three * three;
   COUNT(REGISTERS) = registers;
   COUNT(SPILLED) = spilled;
   COUNT(SHARED_BYTES) = shared;
@@ -852,9 +859,9 @@ void price(const i64 *ints, const double *doubles, const i64 *columns, const i64
   }
 }
 
-/* Stages put together, from the results of `price`, behind which they stand, and the share that warps hide
+/* Stages put together, from the results of `price`, behind which they stand, and the root of the sum of their cubes
  * (breakdown.py). */
-void finish(const i64 *ints, const double *doubles, const i64 *columns, i64 count, const double *hiding,
+void finish(const i64 *ints, const double *doubles, const i64 *columns, i64 count, const double *root,
             double *seconds, i64 *counts) {
   Form form;
   read_form(&form, ints, doubles);
@@ -865,9 +872,8 @@ void finish(const i64 *ints, const double *doubles, const i64 *columns, i64 coun
     double compute = SECONDS(COMPUTE), issue = SECONDS(ISSUE), shared = SECONDS(SHARED), l2 = SECONDS(L2);
     double running = (double)COUNT(RUNNING), rounds = SECONDS(ROUNDS), steps = (double)COUNT(STEPS);
     double slowest = fmost(fmost(fmost(compute, issue), shared), l2);
-    double others = compute + shared + l2 - fmost(fmost(compute, shared), l2);
     double stores = running * SECONDS(STORED);
-    double together = slowest + UNHIDDEN * fmost(others, 0.0) / hiding[index];
+    double together = slowest * root[index];
     /* Warps of a block that stages nothing wait apart from each other. */
     i64 meets = single[index] > 1;
     for (i64 t = 0; t < form.tensors; t++) meets = meets || cached[t * count + index];

@@ -17,7 +17,7 @@ from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import load_operators, operator_from_data
 from sokoban.model.gpu import compiled
-from sokoban.model.gpu.breakdown import HIDING, stages_by_columns
+from sokoban.model.gpu.breakdown import STAGE_OVERLAP, stages_by_columns
 from sokoban.model.gpu.step import BlockStep, Occupancy
 from sokoban.schedule.pipelines import fully_staged, with_layouts
 from sokoban.schedule.table import ScheduleTable
@@ -70,7 +70,7 @@ def test_stages_and_padding_have_the_bits_that_numpy_gives_them(device: str) -> 
         for tensor, amounts in (compiled.compiled_padding(table, placed) or {}).items():
             np.testing.assert_array_equal(amounts, padding[tensor], f"{name}: padding of {tensor}")
         table = table.with_padding(padding)
-        found = compiled.compiled_stages(table, placed, HIDING)
+        found = compiled.compiled_stages(table, placed, 1.0 / STAGE_OVERLAP)
         assert found is not None, name
         step = BlockStep(table, placed)
         for stage, seconds in stages_by_columns(step).items():
@@ -90,7 +90,7 @@ def test_what_the_c_file_does_not_know_is_left_to_numpy() -> None:
         schedules = [candidate.schedule for candidate in Proposals(placed).within(0.25)]
         table = ScheduleTable.of(form, schedules)
         known = form.kind == "tile" and not table.has_warp_tiles
-        assert (compiled.compiled_stages(table, placed, HIDING) is not None) == known
+        assert (compiled.compiled_stages(table, placed, 1.0 / STAGE_OVERLAP) is not None) == known
         assert bank_padding(table, placed).keys() == table.padding.keys()
 
 
