@@ -63,9 +63,19 @@ def difference(one: Any, other: Any) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Kernels of ours run on PyTorch's threads, of which tests have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 class TestOnThisProcessor:
     pytestmark = on_this_processor
 
+    @pytest.mark.usefixtures("two_threads")
     def test_results_are_pytorchs_and_follow_parameters_that_change(self, tmp_path: Path) -> None:
         model, images = Small().eval(), torch.randn(2, 3, 12, 12)
         decisions: list[Any] = []
