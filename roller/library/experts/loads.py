@@ -109,7 +109,7 @@ def _in_order(counts: Ints, pairs: int, most: int) -> Ints:
     """
     missing = int(pairs - counts.sum())
     shares = abs(missing) // len(counts) + (np.arange(len(counts)) < abs(missing) % len(counts))
-    return np.clip(counts + np.sign(missing) * shares, 0, most)
+    return np.asarray(np.clip(counts + np.sign(missing) * shares, 0, most))
 
 
 def _balanced(counts: Ints, pairs: int, most: int) -> Ints:
