@@ -241,5 +241,8 @@ def _scan_backward(call: LibraryCall) -> list[LibraryCall]:
     summed = [flip(count, dtype), *scan("sum", sides, dtype), flip(count, dtype)]
     if function == "sum":
         return summed
-    zeros = [elementwise("floor", count, dtype, 1), stream("reduce max", "reduce_kernel", count, 1, count, dtype)]
-    return [elementwise("mul", count, dtype, 2), *zeros, *summed, elementwise("div", count, dtype, 2)]
+    without_zeros = [
+        elementwise("floor", count, dtype, 1),
+        stream("reduce max", "reduce_kernel", count, 1, count, dtype),
+    ]
+    return [elementwise("mul", count, dtype, 2), *without_zeros, *summed, elementwise("div", count, dtype, 2)]
