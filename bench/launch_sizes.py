@@ -67,8 +67,9 @@ def ratios(expr: TensorExpr, device: DeviceSpec) -> Iterator[SizeRatio]:
         prices = programs.prices(size)
         form = kernel_form(at_size(expr, size))
         alone = Programs.of(construct(form, device, 1), None, top_k=1, algorithms=ALGORITHMS, method="roller")
-        best = [program.estimate.seconds for program in alone.direct[:1]]
-        best += [program.estimate.seconds for program in alone.chains[:1]]
+        best = [each.estimate.seconds for each in alone.direct[:1]] + [
+            each.estimate.seconds for each in alone.chains[:1]
+        ]
         by_rule = rule.price(size, dict(zip(programs.candidates, prices.tolist(), strict=True)))
         yield SizeRatio(size, by_rule, float(prices.min()), min(best))
 

@@ -55,7 +55,7 @@ SEARCHED_RATIO, PRICED_RATIO = 1.5, 1.12
 FOUND_FACTORS = (1, 3, 5, 7, 9, 11, 13, 25)
 
 #: Sizes, in multiples, up to which programs for every one of them are candidates, and for one less than those above.
-EACH_FOUND, UNEVEN_FOUND = 64, 256
+EACH_FOUND, UNEVEN_FOUND = 192, 512
 
 #: Programs of one kernel that are candidates, by size; and of several.
 PROGRAMS, CHAINS = 4, 3
