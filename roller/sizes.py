@@ -26,6 +26,7 @@ from roller.algorithms.chain import Split
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart, RProgram
 from roller.programs import Programs, finders, form_on
+from roller.size_grids import fine_sizes, size_grid
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import LaunchSize, TensorExpr
 from sokoban.language.launch_size import at_size
@@ -35,13 +36,16 @@ from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
-#: How much longer than the best kernel of a size the one that is launched for it may be expected to take, as long as so
-#: many kernels are enough for that.
-NEAR = ((1.05, 6), (1.07, 8), (1.08, 12), (1.085, 16), (1.1, 16), (1.15, 16), (np.inf, 16))
+#: How much longer than the best candidate of a size the kernel that is launched for it may be expected to take.
+LONGEST = 1.1
 
 #: How much slower a kernel may be than another of those chosen before that one takes its place: every boundary fewer is
 #: a branch fewer.
 STAYS = 1.01
+
+#: How near the best candidate one of those chosen has to be at every size, as long as so many kernels are enough for
+#: that; the last takes as many as it needs, and leaves room for a kernel that stays.
+NEAR = ((1.05, 6), (1.07, 8), (1.08, 12), (1.085, 16), (LONGEST / STAYS, np.inf))
 
 #: From one size to the next: of those that are searched for, and of those that candidates are priced at.
 SEARCHED_RATIO, PRICED_RATIO = 1.5, 1.12
@@ -62,11 +66,11 @@ CHAIN_REACH = 4
 #: Tiles of every kernel at whose ends boundaries are looked for, too.
 TILE_ENDS = 24
 
-#: Sizes up to which the rule is held against the best candidate at each of :data:`STEPS`.
+#: Sizes up to which the rule is held against the best candidate at each of :data:`roller.size_grids.STEPS`.
 ALL_LOOKED_AT = 256
 
-#: Steps of sizes in which boundaries are looked for: up to the first number by the second.
-STEPS = ((64, 1), (256, 8), (2048, 16), (16384, 64), (2**31, 512))
+#: Sizes of a grid from which on others are added only where the kernel would take longer than :data:`LONGEST`.
+FINE_GRID = 400
 
 #: What looks for programs of a form by enumeration, if anything does; the result may be worked out elsewhere.
 Searches = Callable[[KernelForm], Callable[[], SearchResult]]
@@ -172,10 +176,13 @@ class SizeRule:
     choices: tuple[Choice, ...]
     ranges: tuple[SizeRange, ...]
 
+    def range_of(self, size: int) -> SizeRange:
+        """The range that a size lies in."""
+        return next(each for each in self.ranges if each.first <= size <= each.last)
+
     def price(self, size: int, prices: Mapping[Candidate, float]) -> float:
         """Expected seconds of the kernel for a size, by those of all candidates."""
-        sizes = next(each for each in self.ranges if each.first <= size <= each.last)
-        return prices[self.choices[sizes.rank - 1].candidate]
+        return prices[self.choices[self.range_of(size).rank - 1].candidate]
 
 
 @dataclass
@@ -314,18 +321,21 @@ class SizedPrograms:
         while True:
             chosen = self._chosen(grid)
             rule = self._ranged(chosen)
-            # Between the sizes of the grid those are looked at where the rule has its boundaries, and all small ones.
-            ends = {end for each in rule.ranges for end in (each.first, each.last)}
+            # Between the sizes of the grid those are looked at where the rule has its boundaries, those at which its
+            # kernels begin another tile, and all small ones.
+            ends = {end for each in rule.ranges for end in (each.first, each.last)} | self._jumps(rule)
             ends |= {each for each in fine_sizes(self.size) if each <= ALL_LOOKED_AT}
-            missed = [end for end in ends - set(grid) if self._is_missed(rule, end)]
-            if not missed or len(grid) > 400:
+            # On a fine grid only what breaks the promise is worth another round.
+            bar = NEAR[0][0] * STAYS if len(grid) <= FINE_GRID else LONGEST
+            missed = [end for end in ends - set(grid) if self._is_missed(rule, end, bar)]
+            if not missed:
                 return rule
             grid = sorted({*grid, *missed})
 
-    def _is_missed(self, rule: SizeRule, size: int) -> bool:
+    def _is_missed(self, rule: SizeRule, size: int, bar: float) -> bool:
         prices = self.prices(size)
         by_candidate = dict(zip(self.candidates, prices.tolist(), strict=True))
-        return rule.price(size, by_candidate) > NEAR[0][0] * float(prices.min()) * STAYS
+        return rule.price(size, by_candidate) > bar * float(prices.min())
 
     def _chosen(self, grid: Sequence[int]) -> list[int]:
         """Positions of the candidates that are near the best at every size of a grid, as few as are found."""
@@ -377,6 +387,15 @@ class SizedPrograms:
         tile = dict(cast(TileSchedule, candidate.program.main.schedule).block).get(launch.name, 1)
         ends = {tile * count // launch.elements // size.multiple * size.multiple for count in range(1, TILE_ENDS + 1)}
         return sorted(end for end in ends if 0 < end <= size.most)
+
+    def _jumps(self, rule: SizeRule) -> set[int]:
+        """Sizes at which the kernel that is launched begins another tile, and loses most to smaller ones."""
+        begun = {
+            (end + self.size.multiple, rank)
+            for rank, choice in enumerate(rule.choices, start=1)
+            for end in self._tile_ends(choice.candidate)
+        }
+        return {size for size, rank in begun if size <= self.size.most and rule.range_of(size).rank == rank}
 
     def _choice(self, candidate: Candidate, last: int) -> Choice:
         if candidate.only is not None:
@@ -466,33 +485,3 @@ def _found_sizes(size: LaunchSize) -> set[int]:
 def _run(near: NDArray[np.bool_]) -> int:
     """Columns from the first on in which a row is near."""
     return int(near.argmin()) if not near.all() else len(near)
-
-
-def size_grid(size: LaunchSize, ratio: float) -> list[int]:
-    """Sizes from the smallest to the largest, each about ``ratio`` times the one before, and round: tiles end there.
-
-    >>> size_grid(LaunchSize("m", 300, 1), 2.0)
-    [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
-    """
-    sizes, wanted = [size.multiple], float(size.multiple)
-    while sizes[-1] < size.most:
-        wanted = max(wanted * ratio, sizes[-1] + size.multiple)
-        step = max(size.multiple, min(128, 1 << max(0, int(wanted).bit_length() - 4)))
-        step = -(-step // size.multiple) * size.multiple
-        sizes.append(min(size.most, max(sizes[-1] + size.multiple, round(wanted / step) * step)))
-    return sizes
-
-
-def fine_sizes(size: LaunchSize) -> list[int]:
-    """Sizes in the steps of :data:`STEPS`, all of them multiples, the last of them the largest.
-
-    >>> fine_sizes(LaunchSize("m", 64, 8))
-    [8, 16, 24, 32, 40, 48, 56, 64]
-    """
-    sizes, last = [], 0
-    for end, step in STEPS:
-        step = -(-step // size.multiple) * size.multiple
-        while last < min(end, size.most):
-            last = min((last // step + 1) * step, size.most)
-            sizes.append(last)
-    return sizes

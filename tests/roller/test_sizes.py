@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from codegen.bundle.reader import read_bundle
 from codegen.bundle.records import Bundle, SizeRecord
@@ -19,7 +21,8 @@ from hal.support.errors import InputError
 from roller.compile.bundles import write_bundle
 from roller.compile.pipeline import compile_operators, verify_operators
 from roller.explain.launch_sizes import explained
-from roller.sizes import SizedPrograms, fine_sizes, size_grid
+from roller.size_grids import fine_sizes, size_grid
+from roller.sizes import LONGEST, SizedPrograms
 from sokoban.language.expression import LaunchSize
 from sokoban.language.operators import operator_from_data
 from tests.codegen import fake_cupy
@@ -59,6 +62,26 @@ def test_every_size_has_a_kernel_near_the_best_candidate() -> None:
         price = rule.price(size, dict(zip(programs.candidates, prices.tolist(), strict=True)))
         assert price <= 1.1 * prices.min(), size
     assert len(rule.choices) < len(rule.ranges) + 1 and len(explained(programs, rule)) > len(rule.ranges)
+
+
+class _NoneForMany(SizedPrograms):
+    """Every candidate is the best of three sizes, the last of all others; elsewhere it takes half as long again."""
+
+    def prices(self, size: int, positions: Sequence[int] | None = None) -> NDArray[np.float64]:
+        wanted = range(len(self.candidates)) if positions is None else positions
+        return np.array([1.0 if min((size - 1) // 3, len(self.candidates) - 1) == each else 1.5 for each in wanted])
+
+
+def test_there_are_as_many_kernels_as_the_promise_takes() -> None:
+    every = SizedPrograms.of(operator_from_data(PRODUCT), board("v100"), "roller")
+    general = tuple(each for each in every.candidates if each.only is None and len(each.program.parts) == 1)[:20]
+    programs = _NoneForMany(every.expr, every.device, general, every.last)
+    rule = programs.rule()
+    assert len(rule.choices) == len(general) == 20
+    for size in range(1, 97):
+        prices = programs.prices(size)
+        by_candidate = dict(zip(general, prices.tolist(), strict=True))
+        assert rule.price(size, by_candidate) <= LONGEST * prices.min(), size
 
 
 def test_refused_candidates_are_chosen_no_more() -> None:
