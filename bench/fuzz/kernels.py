@@ -26,6 +26,7 @@ from roller.construct.program import Program
 from roller.programs import find_programs, form_on
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import TensorExpr
+from sokoban.language.gathers import index_tensors
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.reference import evaluate, random_inputs, round_to_dtype
@@ -132,6 +133,7 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
     """
     device = device_of(device_name)
     places = {s.tensor for s in expr.statements if s.reduction is not None and s.reduction.is_place}
+    places |= index_tensors(expr.statements).keys()
     stored = {tensor.dtype for tensor in expr.tensors if tensor.name not in places}
     if device_name == "cpu" and not stored <= set(CPU_DTYPES):
         raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")

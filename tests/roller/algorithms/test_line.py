@@ -132,12 +132,12 @@ def test_gradients_of_cumulative_sums_go_the_other_way() -> None:
             gradients(operator_from_data(data))
 
 
-def test_libraries_reduce_places_and_their_scans_are_rooflines() -> None:
+def test_libraries_reduce_places_and_scan_rows() -> None:
     place, scan = (
         recognise(operator_from_data({**CASES[name], "name": "op"})) for name in ("places in floats", "rows")
     )
     assert [call.label for call in place] == ["reduce argmax", "div (number)", "add"]
-    assert [call.kind for call in scan] == ["roofline"]
+    assert [call.kind for call in scan] == ["scan"]
 
 
 def test_commands(tmp_path: Path) -> None:
