@@ -12,6 +12,7 @@ from daydream.operators.inputs import DTYPES, RecordedTensor
 from daydream.operators.pointwise import main_tensor, streamed
 from daydream.operators.traffic import Call, is_channels_last, moved_bytes, stored_bytes, tensors_of
 from daydream.operators.work import Direction, Moved, Work, WorkPart
+from roller.library.parts import KEEP_PLACES
 
 #: Softmax and its gradient: the argument that names the dimension.
 SOFTMAX = {"_softmax": 1, "_log_softmax": 1, "softmax": 1, "log_softmax": 1, "_softmax_backward_data": 2,
@@ -46,9 +47,6 @@ SCANS: Mapping[str, str] = {
     "cumsum": "cumsum", "cumprod": "cumprod", "cummax": "cummax", "cummin": "cummin", "logcumsumexp": "logcumsumexp",
     "_cummax_helper": "cummax", "_cummin_helper": "cummin", "_logcumsumexp": "logcumsumexp",
 }  # fmt: skip
-
-#: Scans that keep places, for which PyTorch does not take CUB (``scan_dim_with_indices``).
-_KEEP_PLACES = ("cummax", "cummin")
 
 #: Instructions per element of a scan by CUB over the only dimension.
 _SCAN_INSTRUCTIONS = 8.0
@@ -280,7 +278,7 @@ def scan(call: Call) -> Work | str:
     total = float(stored_bytes(source) + sum(each.bytes for each in outputs))
     moved = Moved(kernel="DeviceScanKernel", bytes=total, outputs=float(source.elements), model="row-wise",
                   instructions=_SCAN_INSTRUCTIONS, launches=2)  # fmt: skip
-    if columns != source.elements or SCANS[call.stem] in _KEEP_PLACES:
+    if columns != source.elements or SCANS[call.stem] in KEEP_PLACES:
         kernel = f"tensor_kernel_scan_{'innermost' if inner == 1 else 'outer'}_dim"
         walk = (float(before), float(columns), float(inner))
         moved = replace(moved, kernel=kernel, launches=1, walk=walk, scan=SCANS[call.stem])
