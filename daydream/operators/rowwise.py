@@ -12,7 +12,6 @@ from daydream.operators.inputs import DTYPES, RecordedTensor
 from daydream.operators.pointwise import main_tensor, streamed
 from daydream.operators.traffic import Call, is_channels_last, moved_bytes, stored_bytes, tensors_of
 from daydream.operators.work import Direction, Moved, Work, WorkPart
-from roller.library.parts import KEEP_PLACES
 
 #: Softmax and its gradient: the argument that names the dimension.
 SOFTMAX = {"_softmax": 1, "_log_softmax": 1, "softmax": 1, "log_softmax": 1, "_softmax_backward_data": 2,
@@ -265,6 +264,8 @@ def group_norm(call: Call) -> Work | str:
 
 def scan(call: Call) -> Work | str:
     """The work of a scan: CUB's over an only dimension where no places are kept, else a kernel by the dimension."""
+    from roller.library.parts import KEEP_PLACES
+
     source = call.inputs.tensor(0)
     axis = next((value for place in (1, 3) if type(value := call.inputs.value(place)) is int), None)
     if source is None or axis is None:

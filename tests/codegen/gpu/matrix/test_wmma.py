@@ -71,15 +71,19 @@ def test_a_twin_has_as_many_threads_as_its_schedule(warp: tuple[int, int]) -> No
     assert twin.threads_per_block == schedule.threads_per_block == 192
 
 
+@pytest.mark.parametrize(
+    ("block", "warp", "step"), [((64, 64), (32, 32), 32), ((128, 128), (64, 32), 64), ((128, 256), (64, 64), 64)]
+)
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
-def test_kernels_compile_without_spills(architecture: str) -> None:
+def test_kernels_compile_without_spills(
+    architecture: str, block: tuple[int, int], warp: tuple[int, int], step: int
+) -> None:
     form = form_of(op="matmul", m=200, n=200, k=200, epilogue=["relu"])
-    for block, warp, step in (((64, 64), (32, 32), 32), ((128, 128), (64, 32), 64), ((128, 256), (64, 64), 64)):
-        schedule = schedule_of(form, block, warp, step)
-        lowered = lower(form, schedule, entry="wmma")
-        kernel = compile_cuda(source_of(form, lowered, architecture), architecture, name="wmma")
-        assert kernel.spill_bytes == 0
-        assert kernel.shared_bytes + lowered.dynamic_shared_bytes == lowered.shared_bytes
+    schedule = schedule_of(form, block, warp, step)
+    lowered = lower(form, schedule, entry="wmma")
+    kernel = compile_cuda(source_of(form, lowered, architecture), architecture, name="wmma")
+    assert kernel.spill_bytes == 0
+    assert kernel.shared_bytes + lowered.dynamic_shared_bytes == lowered.shared_bytes
 
 
 def test_brain_floats_compile() -> None:
