@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.tolerance import relative_error
+from codegen.tolerance import HALF_UNITS, relative_error
 from sokoban.kernel.stages import part_of
 from sokoban.language.expression import (
     Call,
@@ -49,9 +49,9 @@ def unit_of(dtype: str) -> float:
 
 def shaken(
     expr: TensorExpr, inputs: Arrays, unit: float, seed: int, stored: Mapping[str, float] | None = None
-) -> tuple[Any, float]:
+) -> tuple[Any, dict[str, float]]:
     """The output of an operator when inputs and what statements make of them change as rounding changes them, and the
-    largest finite number on the way.
+    largest finite number of each statement's tensor.
 
     A unit of the last place wherever a function gives a value, of a sum of n terms half of sqrt(n) units, and of the
     tensors named in ``stored`` the part of themselves that is given there.
@@ -63,14 +63,14 @@ def shaken(
 
     places = index_tensors(expr.statements)
     values_by_name = {name: values if name in places else moved(values) for name, values in inputs.items()}
-    largest = 0.0
+    largest: dict[str, float] = {}
     for statement in expr.statements:
         count = math.prod(expr.sizes[axis] for axis in statement.reduction.axes) if statement.reduction else 1
         count = expr.sizes[statement.scan.axis] if statement.scan else count
         by = max(unit, math.sqrt(count) * unit / 2, (stored or {}).get(statement.tensor, 0.0))
         rounded_inside = replace(statement, value=_rounded_inside(statement.value, unit, chance))
         values = evaluate(part_of(expr, (rounded_inside,)), values_by_name)
-        largest = max(largest, float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0)))
+        largest[statement.tensor] = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0))
         values_by_name[statement.tensor] = moved(values, by)
     return values_by_name[expr.output.name], largest
 
@@ -108,16 +108,18 @@ def _plain_sum(expr: TensorExpr, statement: Statement, values_by_name: Arrays) -
         return np.add.accumulate(terms, axis=-1)[..., -1].astype(np.float64)
 
 
-def multiplied(expr: TensorExpr, half_units: Mapping[str, float]) -> dict[str, float]:
-    """Half a unit of the operands of a product by matrix instructions, by the statements that are factors of it."""
+def multiplied(expr: TensorExpr) -> dict[str, str]:
+    """Types of 16 bits that factors of a product by matrix instructions are rounded to, by the statements that make
+    them: those of the other factor."""
     made = {statement.tensor for statement in expr.statements}
-    units: dict[str, float] = {}
+    dtypes: dict[str, str] = {}
     for statement in expr.statements:
         read = () if statement.reduction is None else loads(statement.value)
-        others = (expr.tensor_by_name[load.tensor].dtype for load in read if load.tensor not in made)
-        half = max((half_units.get(dtype, 0.0) for dtype in others), default=0.0)
-        units |= {load.tensor: half for load in read if load.tensor in made}
-    return units
+        others = [expr.tensor_by_name[load.tensor].dtype for load in read if load.tensor not in made]
+        widest = max(others, key=lambda dtype: HALF_UNITS.get(dtype, 0.0), default="")
+        if widest in HALF_UNITS:
+            dtypes |= {load.tensor: widest for load in read if load.tensor in made}
+    return dtypes
 
 
 def _rounded_inside(value: Value, unit: float, chance: np.random.Generator) -> Value:

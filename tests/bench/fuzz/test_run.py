@@ -118,6 +118,16 @@ def test_numbers_beyond_the_accumulators_are_no_fault_of_a_kernel() -> None:
     assert outcome_of(kernel, judged.result) == "unsound"
 
 
+def test_numbers_beyond_what_stores_them_are_no_fault_of_a_kernel() -> None:
+    text = "H[i,n] = sum(k, A[i,k] * B[k,n]); G[i,n] = exp(H[i,n] * 0.4); C[i,p] = sum(n, G[i,n] * D[p,n])"
+    sizes = {"i": 32, "n": 32, "k": 32, "p": 32}
+    data = {"expr": f"{text}; Y[i,p] = C[i,p] ** 0.5", "sizes": sizes, "dtypes": dict.fromkeys("ABDY", "float16")}
+    kernels: list[Kernel] = kernels_of(operator_from_data(data), "a100")
+    judged = _Judged("relative error inf is above 0.00391", float("inf"), **sizes)
+    for kind in ("mma+rows+sequence", "walks.pair_warps"):
+        assert outcome_of(next(each for each in kernels if each.kind == kind), judged.result) == "unsound"
+
+
 def test_what_cancels_inside_a_function_is_no_fault_of_a_kernel() -> None:
     data = {"expr": "C[i] = min(k, A[k,i] * k); Y[i] = gelu(C[i] * 3 - 5)", "sizes": {"i": 1, "k": 3}}
     kernel: Kernel = kernels_of(operator_from_data(data), "v100")[0]
