@@ -16,9 +16,10 @@ TOLERANCE = {
     "float8_e4m3fn": 2e-2, "float8_e5m2": 2e-2,
 }  # fmt: skip
 
-#: What rounding operands to the ten bits of TensorFloat-32 may add: half a unit in the last place of each of two
+#: Half a unit in the last of TensorFloat-32's ten bits, and what rounding operands to them may add: that of each of two
 #: factors is 2**-10 of a product, whose errors add up as the products themselves do; some deviations of that.
-TF32_TOLERANCE = 8 * 2.0**-10
+TF32_HALF_UNIT = 2.0**-11
+TF32_TOLERANCE = 16 * TF32_HALF_UNIT
 
 #: How much of itself a number changes by at most when it is rounded to a narrow type: half a unit in its last place.
 HALF_UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -17,7 +17,7 @@ from codegen.cpu.lower import KINDS as CPU_KINDS
 from codegen.gpu.lower import KINDS
 from codegen.target import Target
 from codegen.tir.lowering import AnyRequest, LoweringRequest, chosen
-from codegen.tolerance import HALF_UNITS, relative_error
+from codegen.tolerance import HALF_UNITS, TF32_HALF_UNIT, relative_error
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
@@ -216,7 +216,8 @@ def _stays(kernel: Kernel, expr: TensorExpr, result: Verification, seed: int) ->
     """True if the reference stays where it is, to a quarter of the tolerance, when it is shaken, and when the result is
     rounded.
 
-    What is stored between kernels in 16 bits, or multiplied by a matrix instruction, is off by half a unit of those.
+    What is stored between kernels in 16 bits, or multiplied by a matrix instruction, is off by half a unit of those,
+    and what may be multiplied as TensorFloat-32 of that.
     What statements make must be numbers of the accumulator, and of the 16 bits that hold them, too.
     """
     dtypes = {stage.expr.output.name: stage.expr.output.dtype for stage in kernel.program.form.stages}
@@ -225,6 +226,8 @@ def _stays(kernel: Kernel, expr: TensorExpr, result: Verification, seed: int) ->
     inputs = random_inputs(expr, 0)
     expected = evaluate(expr, inputs)
     units = {name: HALF_UNITS.get(dtype, 0.0) for name, dtype in dtypes.items()}
+    if expr.allow_tf32:
+        units |= {tensor.name: TF32_HALF_UNIT for tensor in expr.inputs if tensor.dtype == "float32"}
     moved, largest = shaken(expr, inputs, unit_of(expr.accumulate), seed, units)
     if expr.accumulate.startswith("float") and max(largest.values()) > float(np.finfo(expr.accumulate).max):
         return False

@@ -62,12 +62,16 @@ def shaken(
         return values * (1 + by * chance.uniform(-1, 1, values.shape))
 
     places = index_tensors(expr.statements)
-    values_by_name = {name: values if name in places else moved(values) for name, values in inputs.items()}
+    parts = stored or {}
+    values_by_name = {
+        name: values if name in places else moved(values, max(unit, parts.get(name, 0.0)))
+        for name, values in inputs.items()
+    }
     largest: dict[str, float] = {}
     for statement in expr.statements:
         count = math.prod(expr.sizes[axis] for axis in statement.reduction.axes) if statement.reduction else 1
         count = expr.sizes[statement.scan.axis] if statement.scan else count
-        by = max(unit, math.sqrt(count) * unit / 2, (stored or {}).get(statement.tensor, 0.0))
+        by = max(unit, math.sqrt(count) * unit / 2, parts.get(statement.tensor, 0.0))
         rounded_inside = replace(statement, value=_rounded_inside(statement.value, unit, chance))
         values = evaluate(part_of(expr, (rounded_inside,)), values_by_name)
         largest[statement.tensor] = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from bench.fuzz.kernels import Kernel, drawn, kernels_of, outcome_of
 from bench.fuzz.run import examined, examined_data, meaning_error, shrunk_operator
 from bench.fuzz.shrink import shrunk
 from bench.fuzz.sound import error_of_plain_sums, shaken, unit_of
-from codegen.tolerance import relative_error
+from codegen.tolerance import TF32_TOLERANCE, relative_error
 from codegen.verify.result import Verification
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
@@ -126,6 +127,16 @@ def test_numbers_beyond_what_stores_them_are_no_fault_of_a_kernel() -> None:
     judged = _Judged("relative error inf is above 0.00391", float("inf"), **sizes)
     for kind in ("mma+rows+sequence", "walks.pair_warps"):
         assert outcome_of(next(each for each in kernels if each.kind == kind), judged.result) == "unsound"
+
+
+def test_what_few_bits_of_factors_come_to_is_no_fault_of_a_kernel() -> None:
+    text = "C[i,j] = sum(k, A[i,k] * B[k,j]); Y[i,j] = cos(8 * C[i,j])"
+    sizes = {"i": 16, "j": 16, "k": 96}
+    judged = _Judged("relative error 0.0186 is above 0.00781", 0.0186, **sizes).result
+    for rounded, outcome in ((True, "unsound"), (False, "wrong")):
+        data = {"expr": text, "sizes": sizes, "allow_tf32": rounded}
+        kernel: Kernel = kernels_of(operator_from_data(data), "h100")[0]
+        assert outcome_of(kernel, replace(judged, tolerance=TF32_TOLERANCE)) == outcome
 
 
 def test_what_cancels_inside_a_function_is_no_fault_of_a_kernel() -> None:
