@@ -68,7 +68,7 @@ class ConvolutionConstants:
         tap_weights: depthwise: likewise, of the gradient of the weights.
     """
 
-    best_share: float = 1.3
+    best_share: float = 1.224
     ramp_steps: float = 0.87
     store_cycles: float = 3.5
     staging: float = 30.0
