@@ -27,6 +27,7 @@ class CaptureOptions:
             ``amp`` and ``amp-bfloat16``: float32 with autocast to float16 and to bfloat16.
         optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``; None for the source's.
         implementation: of the optimizer, ``for-loop``, ``foreach`` or ``fused``.
+        clip: gradients are scaled so that the norm of all of them stays in bounds (``clip_grad_norm_``).
         attention: kernels of ``scaled_dot_product_attention``, one of
             :data:`daydream.operators.variants.VERSIONS`.
         flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
@@ -51,6 +52,7 @@ class CaptureOptions:
     dtype: str = "float32"
     optimizer: str | None = None
     implementation: str = "foreach"
+    clip: bool = False
     attention: str = "auto"
     flash: bool = True
     channels_last: bool = False

@@ -140,7 +140,8 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     ):  # fmt: skip
         step = capture(
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
-            optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
+            optimizer=options.optimizer or "", implementation=options.implementation, clip=options.clip,
+            parameters=options.parameters,
         )  # fmt: skip
     step = replace(step, attention=options.attention, expert_kernels=options.expert_kernels, packed=options.packed or 0)
     step = with_precision(step, options.precision)

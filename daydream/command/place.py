@@ -50,6 +50,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     dtype: Literal["float32", "bfloat16", "float16", "tf32", "amp", "amp-bfloat16"] = "float32"
     optimizer: Literal["sgd", "adam", "adamw", "none"] | None = None
     optimizer_kernels: Literal["for-loop", "foreach", "fused"] = "foreach"
+    clip: bool = False
     attention: Literal["auto", "flash", "flash2", "flash3", "cudnn", "triton", "efficient", "math", "eager"] = "auto"
     tf32: bool = True
     channels_last: bool = False

@@ -71,7 +71,7 @@ def units_for(model: str, board: DeviceSpec, layout: Layout, options: dict[str, 
 
     names = (
         "batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint", "tf32",
-        "assume", "precision", "lora", "expert_kernels", "packed", "cached",
+        "assume", "precision", "lora", "expert_kernels", "packed", "cached", "clip",
     )  # fmt: skip
     capture = CaptureOptions(
         **({name: options[name] for name in names} | {"sequence": tokens_of(options)} | changed),

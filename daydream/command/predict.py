@@ -52,6 +52,11 @@ STEP_OPTIONS = (
         help="How PyTorch runs the update.",
     ),
     click.option(
+        "--clip/--no-clip",
+        default=False,
+        help="Clip gradients by the norm of all, as clip_grad_norm_ does.",
+    ),
+    click.option(
         "--attention",
         type=click.Choice(VERSIONS),
         default="auto",
@@ -264,7 +269,8 @@ def _on_processor(
         if options[name] != value:
             raise InputError(option, f"processors run {value} alone with this backend", f"give {option} {value}")
     usual = {"largest_batch": False, "precision": PRECISIONS[0], "lora": "", "packed": None, "checkpoint": "none",
-             "host": "", "channels_last": False, "assume": (), "optimizer": None, "cached": 0}  # fmt: skip
+             "host": "", "channels_last": False, "assume": (), "optimizer": None, "clip": False,
+             "cached": 0}  # fmt: skip
     for name, default in usual.items():
         if options[name] != default:
             raise InputError(f"--{name.replace('_', '-')}", "is of steps on boards", "leave it out for a processor")

@@ -10,7 +10,7 @@ from hal.spec.numbers import leaves, source_of
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
-    from hal.spec.parts import DeviceFields, MatrixInstruction, SharedBy, Throughput
+    from hal.spec.parts import Clocks, DeviceFields, MatrixInstruction, SharedBy, Throughput
 
 #: The memory layers a device of each kind may have, top (next to the arithmetic) first; ``l2`` and ``l3`` may be
 #: absent.
@@ -169,6 +169,8 @@ def _check_rates(device: DeviceFields) -> None:
     clocks = device.clocks
     _check_at_most("clocks.base_hz", clocks.base_hz, "clocks.boost_hz", clocks.boost_hz)
     _check_at_most("clocks.sustained_hz", clocks.sustained_hz, "clocks.boost_hz", clocks.boost_hz)
+    if clocks.highest_hz is not None:
+        _check_at_most("clocks.boost_hz", clocks.boost_hz, "clocks.highest_hz", clocks.highest_hz)
     if clocks.job_hz is not None:
         _check_at_most("clocks.job_hz", clocks.job_hz, "clocks.boost_hz", clocks.boost_hz)
     _check_unique("throughput", device.dtypes)
@@ -176,20 +178,23 @@ def _check_rates(device: DeviceFields) -> None:
     if "float32" not in device.dtypes:
         raise InputError("device.throughput", f"has {listed(device.dtypes)}, expected at least float32", "add float32")
     for rate in device.throughput:
-        _check_rate(f"throughput.{rate.dtype}", rate)
+        _check_rate(f"throughput.{rate.dtype}", rate, clocks)
     for instruction in device.matrix_instructions:
         path, best = f"matrix_instructions.{instruction.key}", instruction.best_flops
-        _check_rate(path, instruction)
+        _check_rate(path, instruction, clocks)
         if best is not None and instruction.power_limited_flops is not None:
             _check_at_most(f"{path}.power_limited_flops", instruction.power_limited_flops, f"{path}.best_flops", best)
 
 
-def _check_rate(path: str, rate: Throughput | MatrixInstruction) -> None:
-    """The datasheet's rate bounds every other, the best call's that of a long load."""
+def _check_rate(path: str, rate: Throughput | MatrixInstruction, clocks: Clocks) -> None:
+    """The datasheet's rate, at the clock that the board really has, bounds the best call's, and that a long load's."""
     best, limited = rate.best_flops, rate.power_limited_flops
     _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.peak_flops", rate.peak_flops)
     if best is not None:
-        _check_at_most(f"{path}.best_flops", best, f"{path}.peak_flops", rate.peak_flops)
+        above, at = 1.0, ""
+        if clocks.highest_hz is not None:
+            above, at = clocks.highest_hz / clocks.boost_hz, " at clocks.highest_hz"
+        _check_at_most(f"{path}.best_flops", best, f"{path}.peak_flops{at}", rate.peak_flops * above)
         _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.best_flops", best)
     if limited is not None:
         _check_at_most(f"{path}.power_limited_flops", limited, f"{path}.peak_flops", rate.peak_flops)

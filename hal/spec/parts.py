@@ -250,7 +250,9 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         base_hz: guaranteed within the board's power limit.
-        boost_hz: the highest, which datasheet peaks assume.
+        boost_hz: the highest that the datasheet promises, which its peaks assume.
+        highest_hz: what the board goes up to by itself while power and temperature allow, as GeForce boards do; absent
+            where that is the boost clock.
         sustained_hz: what a long float32 GEMM load leaves.
         job_hz: what hours of 16-bit products of a job's numbers leave; absent where it follows from the rates of
             benchmarks (:mod:`hal.spec.power`).
@@ -259,6 +261,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     base_hz: Positive
     boost_hz: Positive
     sustained_hz: Positive
+    highest_hz: Positive | None = None
     job_hz: Positive | None = None
 
 

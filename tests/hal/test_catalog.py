@@ -183,7 +183,7 @@ class TestWrongContents:
                 "boost_hz = 1.53e9\nturbo = 1",
                 (
                     "device.clocks.turbo: is not a key of a device file; "
-                    "the keys here are base_hz, boost_hz, sustained_hz and job_hz"
+                    "the keys here are base_hz, boost_hz, sustained_hz, highest_hz and job_hz"
                 ),
             ),
             (

@@ -83,7 +83,7 @@ class Job:
 def _mpt(model: str, sequence: int, batch: int, checkpoints: bool) -> Units:
     options = CaptureOptions(
         batch=batch, dtype="amp-bfloat16", parameters="bfloat16", optimizer="adamw",
-        implementation="for-loop", checkpoint="full" if checkpoints else "none",
+        implementation="for-loop", clip=True, checkpoint="full" if checkpoints else "none",
     )  # fmt: skip
     return planned_units(partial(mpt_subject, model, sequence=sequence, batch=batch), options)
 
@@ -143,7 +143,7 @@ def read_nemo(path: Path, word: str = "BF16", precision: str = "") -> list[NemoR
 @cache
 def nemotron_units(batch: int, tensor: int) -> Units:
     options = CaptureOptions(
-        batch=batch, dtype="bfloat16", optimizer="adamw", implementation="fused", attention="cudnn"
+        batch=batch, dtype="bfloat16", optimizer="adamw", implementation="fused", clip=True, attention="cudnn"
     )
     make = partial(nemotron_subject, sequence=4096, batch=batch)
     return planned_units(make, options, tensor=tensor, sequence_parallel=True, in_place=True, compiles=True)

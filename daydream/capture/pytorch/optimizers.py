@@ -36,6 +36,19 @@ def optimizer_of(parameters: Sequence[Any], name: str, implementation: str = "fo
     return optimizer
 
 
+def clip_gradients(parameters: Sequence[Any], implementation: str = "foreach") -> None:
+    """Scales gradients so that the norm of all of them is 1 at most, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+    Args:
+        parameters: with gradients.
+        implementation: one of :data:`daydream.capture.options.IMPLEMENTATIONS`; but for ``for-loop`` on lists.
+    """
+    module: Any = sys.modules[torch.nn.utils.clip_grad_norm_.__module__]
+    # Tensors without data take lists as those of boards do.
+    with patch.object(module, "_has_foreach_support", lambda *_: implementation != "for-loop"):
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm=1.0)
+
+
 def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Tensors that an optimizer keeps from step to step."""
     for state in optimizer.state.values():

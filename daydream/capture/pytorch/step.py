@@ -17,7 +17,7 @@ from daydream.capture.pytorch.arguments import recorded_tensor, tensors_in
 from daydream.capture.pytorch.autocast import Autocast
 from daydream.capture.pytorch.checkpoints import repeated_blocks
 from daydream.capture.pytorch.dispatch import OperatorRecorder
-from daydream.capture.pytorch.optimizers import fused_on_meta, optimizer_of, state_tensors
+from daydream.capture.pytorch.optimizers import clip_gradients, fused_on_meta, optimizer_of, state_tensors
 from daydream.graph.graph import Phase
 
 #: Types that autocast computes in by the name of the option.
@@ -62,6 +62,7 @@ def capture(
     dtype: str = "float32",
     optimizer: str = "",
     implementation: str = "foreach",
+    clip: bool = False,
     device: str = "meta",
     parameters: str = "",
 ) -> Capture:
@@ -74,6 +75,7 @@ def capture(
             autocast does.
         optimizer: in place of the subject's.
         implementation: of the optimizer, one of :data:`daydream.capture.options.IMPLEMENTATIONS`.
+        clip: whether gradients are clipped by the norm of all before the update.
         device: where the model's tensors are.
         parameters: type of parameters under autocast, as FSDP's mixed precision gathers them; empty for float32.
     """
@@ -118,6 +120,8 @@ def capture(
             loss.backward()
             del loss
             recorder.phase = Phase.UPDATE
+            if clip and trained:
+                clip_gradients(trained, implementation)
             if update is not None:
                 around.enter_context(fused_on_meta())
                 update.step()

@@ -68,7 +68,7 @@ class ConvolutionConstants:
         tap_weights: depthwise: likewise, of the gradient of the weights.
     """
 
-    best_share: float = 1.3
+    best_share: float = 1.224
     ramp_steps: float = 0.87
     store_cycles: float = 3.5
     staging: float = 30.0
@@ -260,7 +260,9 @@ class _Calls:
         if self.gradient == "weights" and not self.channels_last:
             together = self.device.unit_count * self.device.limits.blocks_per_unit
             trips = c.block_trips * (self.device.dram.latency_seconds or 400e-9)
-            busy = np.maximum(busy, size["f"] * self._window * trips / together)
+            # Where one image makes channels of a batch, blocks are many and short: the board starts them one by one.
+            each_block = max(trips / together, self.device.block_launch_seconds)
+            busy = np.maximum(busy, size["f"] * self._window * each_block)
         return busy + kernel_seconds_floor(self.device), np.zeros_like(busy)
 
     def _matrix(self, is_point: bool) -> MatrixConstants:

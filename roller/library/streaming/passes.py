@@ -15,6 +15,10 @@ RESIDENT_FULL, RESIDENT_NONE = 1.05, 2.25
 #: miss from the second on. From Volta on; before, L1 keeps no loads.
 L1_FULL, L1_NONE = 0.8, 1.8
 
+#: Bytes of L1 over the most that shared memory may take, by compute capability where that is not about one: Turing
+#: divides 96 KiB in two ways, and 64 of shared memory leave 32 (CUDA programming guide).
+L1_SHARE = {(7, 5): 0.5}
+
 
 def passes_seconds(
     device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, row_bytes: Floats
@@ -27,10 +31,10 @@ def passes_seconds(
         cached_share = _ramp(
             2 * resident * device.unit_count * row_bytes / l2.capacity_bytes, RESIDENT_FULL, RESIDENT_NONE
         )
-    if device.compute_capability is not None and device.compute_capability >= (7, 0):
-        cached_share = np.maximum(
-            cached_share, _ramp(resident * row_bytes / device.shared.capacity_bytes, L1_FULL, L1_NONE)
-        )
+    capability = device.compute_capability
+    if capability is not None and capability >= (7, 0):
+        l1_bytes = device.shared.capacity_bytes * L1_SHARE.get(capability, 1.0)
+        cached_share = np.maximum(cached_share, _ramp(resident * row_bytes / l1_bytes, L1_FULL, L1_NONE))
     hits = np.maximum(cached_share, cached)
     rate = device.dram.bandwidth_bytes_per_second
     l2_rate = l2.bandwidth_bytes_per_second if l2 is not None else rate

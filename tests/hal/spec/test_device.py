@@ -485,3 +485,16 @@ class TestTranslation:
             with_layer(v100, "l2", **pair)
         with pytest.raises(InputError, match=r"expected at most 17179869184 \(layers\.dram\.capacity_bytes\)"):
             with_layer(v100, "dram", **(pair | {"translation_reach_bytes": 1 << 40}))
+
+
+def test_products_beyond_the_peak_of_a_boost_clock_that_the_board_exceeds() -> None:
+    board = hal.load_device("rtx-3090")
+    instruction = board.matrix_instruction("bfloat16")
+    assert instruction is not None
+    assert instruction.best_flops == 76.58e12 > instruction.peak_flops
+    with pytest.raises(InputError) as error:
+        msgspec.structs.replace(board, clocks=msgspec.structs.replace(board.clocks, highest_hz=1.75e9))
+    assert str(error.value).startswith(
+        "device.matrix_instructions.float16-float32.best_flops: got 7.564e+13, expected at most 7.35103e+13 "
+        "(matrix_instructions.float16-float32.peak_flops at clocks.highest_hz)"
+    )

@@ -229,6 +229,18 @@ def test_optimizers_come_in_three_ways(name: str, implementation: str, expected:
     assert bool(counts) == bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("implementation", "expected"),
+    [("foreach", {"_foreach_norm": 1, "_foreach_mul_": 1}), ("for-loop", {"linalg_vector_norm": 10, "mul_": 9})],
+)
+def test_gradients_are_clipped_by_the_norm_of_all(implementation: str, expected: dict[str, int]) -> None:
+    options: dict[str, Any] = {"optimizer": "none", "implementation": implementation}
+    step = captured("convolutional", clip=True, **options)
+    counts = Counter(stem(each) for each in step.operators if each.phase == Phase.UPDATE and each.launches)
+    assert {each: counts[each] for each in expected} == expected
+    assert not any(each.phase == Phase.UPDATE for each in captured("convolutional", **options).operators)
+
+
 # Checkpoints
 
 

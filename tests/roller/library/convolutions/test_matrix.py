@@ -116,3 +116,10 @@ def test_library_calls_of_halves_take_the_layout() -> None:
     assert {"data_multiply", "weight_multiply", "data_transform"} <= set(backward.stages)
     alone = convolution_seconds(sizes, DEVICE, dtype_bytes=2, direction="backward", input_gradient=False)
     assert (alone.kernel_seconds < backward.kernel_seconds).all()
+
+
+def test_no_gradient_of_depthwise_weights_is_faster_than_its_blocks_start() -> None:
+    channels = 384 * 1152  # of 384 images, each with weights of its own (conditional convolutions)
+    sizes = {"n": 1, "c": channels, "f": channels, "groups": channels, "h": 7, "w": 7, "kh": 5, "kw": 5, "pad": 2}
+    starting = channels * 25 * DEVICE.block_launch_seconds
+    assert starting < seconds(gradient="weights", channels_last=False, **sizes) < 1.1 * starting
