@@ -62,7 +62,7 @@ def record_of(bundle: Bundle) -> SizeRecord:
 
 @pytest.mark.parametrize(
     ("most", "multiple", "columns", "sizes"),
-    [(48, 1, 32, (1, 2, 3, 17, 31, 40, 48)), (256, 8, 512, (8, 16, 24, 64, 104, 176, 256))],
+    [(48, 1, 32, (1, 2, 3, 17, 31, 40, 48)), (128, 8, 512, (8, 16, 24, 64, 104, 128))],
     ids=["any number of few rows", "multiples up to many rows"],
 )
 def test_every_size_has_a_kernel_near_the_best_candidate(
