@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := compile
-.PHONY: help setup opencl compile check test docs fuzz lint bench bench-cpu suite harvest-bundles clean
+.PHONY: help setup opencl compile check test docs fuzz lint style types bench bench-cpu suite harvest-bundles clean
 
 VENV := .venv
 # pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
@@ -103,9 +103,15 @@ fuzz: $(STAMP) opencl
 		$(if $(SEED),--seed $(SEED))
 
 ## lint: style, types and the order of the layers
-lint: $(STAMP)
+lint: style types
+
+## style: what takes seconds of lint: style and the order of the layers
+style: $(STAMP)
 	@$(STYLE)
-	$(VENV)/bin/mypy
+
+## types: what takes minutes of it
+types: $(STAMP)
+	@$(VENV)/bin/mypy
 
 ## bench: how long construction and compilation take here
 bench: $(STAMP) opencl

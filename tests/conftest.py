@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.support.kernels",
     "tests.support.pace",
     "tests.support.property_tests",
+    "tests.support.this_cpu",
     "tests.support.tools",
 ]
 

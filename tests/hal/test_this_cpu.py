@@ -11,13 +11,14 @@ import pytest
 
 import hal
 import hal.this_cpu
-from hal.microbench import Measurement
 from hal.microbench.cpu.assemble import spec_of
 from hal.microbench.cpu.topology import Cache, Topology
 from hal.microbench.quantities import QuantityResults
 from hal.microbench.sampling import Settings
 from hal.support.errors import InputError
 from hal.this_cpu import cache_path, this_cpu
+from tests.support.this_cpu import QUANTITIES
+from tests.support.this_cpu import measurements as found
 
 TWO_CORES = Topology(
     title="Intel(R) Xeon(R) Processor @ 2.50GHz",
@@ -28,29 +29,6 @@ TWO_CORES = Topology(
     caches=(Cache(1, 32 << 10, 64, True, 8), Cache(2, 1 << 20, 64, True, 16), Cache(3, 32 << 20, 64, False)),
     memory_bytes=16 << 30,
 )
-VALUES = {
-    "clock": (3e9, "Hz"),
-    "fma": (380e9, "FLOP/s"),
-    "issue": (21e9, "instr/s"),
-    "gemm": (300e9, "FLOP/s"),
-    "l1.read": (700e9, "B/s"),
-    "l2.read": (280e9, "B/s"),
-    "l3.read": (50e9, "B/s"),
-    "dram.add": (23e9, "B/s"),
-    "l1.latency": (1.3e-9, "s"),
-    "l2.latency": (6e-9, "s"),
-    "l3.latency": (60e-9, "s"),
-    "dram.latency": (80e-9, "s"),
-    "barrier": (1e-7, "s"),
-}
-
-
-def found(**changes: float) -> dict[str, Measurement]:
-    values = {**VALUES, **{key: (value, VALUES[key][1]) for key, value in changes.items()}}
-    return {
-        key: Measurement(key=key, unit=unit, samples=(value,), method="by hand")
-        for key, (value, unit) in values.items()
-    }
 
 
 def test_layers_run_from_the_registers_to_dram() -> None:
@@ -120,7 +98,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Settings |
 
 def test_it_is_as_work_finds_it_and_not_at_its_best(measured: list[Settings | None]) -> None:
     device = hal.this_cpu.cpu_now()
-    assert device.sustained_flops("float32") == VALUES["gemm"][0]
+    assert device.sustained_flops("float32") == QUANTITIES["gemm"][0]
     assert device.teu.issue_per_cycle == 3.5
     assert measured == [None]
 

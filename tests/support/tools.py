@@ -21,7 +21,7 @@ import pytest
 
 from codegen.generators import linker
 from codegen.gpu.source.nvrtc import CompileError, nvrtc_version
-from codegen.verify.emulator import emulator_available
+from codegen.verify.emulator import emulator_available, prepare_emulator
 from codegen.verify.opencl import opencl_available
 from tests.support.site.tool_barrier import VARIABLE, ToolBarrier
 
@@ -71,8 +71,9 @@ def opencl() -> None:
 
 @pytest.fixture(scope="session")
 def emulator() -> None:
-    """g++, by which :mod:`codegen.verify.emulator` runs CUDA kernels."""
+    """g++, by which :mod:`codegen.verify.emulator` runs CUDA kernels; what it compiles once counts for no test."""
     _skip_without("emulator")
+    prepare_emulator()
 
 
 @pytest.fixture(scope="session")

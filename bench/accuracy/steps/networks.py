@@ -121,7 +121,7 @@ def _software(*, training: bool) -> Iterator[None]:
 
     _norms_of_halves()
     timm.layers.set_fused_attn(not training)
-    timm.layers.set_fast_norm(not training)  # type: ignore[no-untyped-call]
+    timm.layers.set_fast_norm(not training)
     # Attention that no fused kernel takes was written out in halves before PyTorch 2.5.
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -129,7 +129,7 @@ def _software(*, training: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
-        timm.layers.set_fast_norm(False)  # type: ignore[no-untyped-call]
+        timm.layers.set_fast_norm(False)
         timm.layers.set_fused_attn(True)
 
 

@@ -124,7 +124,7 @@ def _built(builder: Any, config: Any, attention: str | None) -> Any:
     from transformers.utils import logging
 
     # Hints at what configurations leave to defaults are of no use here.
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
     make = getattr(builder, "from_config", None) or builder._from_config
     with no_init_weights():
         model = make(config, **({"attn_implementation": attention} if attention else {}))

@@ -73,8 +73,8 @@ GRADIENT_WRITTEN = (
     "W[n,h,x,y] = exp(S[n,h,x,y] - D[n,h,x]) * (U[n,h,x,y] - Dots[n,h,x]); "
     "Q[n,h,x,c] = 0.125 * sum(y, W[n,h,x,y] * L[n,h,y,c])"
 )
-AXES = {"n": 2, "h": 3, "x": 200, "y": 200, "c": 64, "e": 64}
-SIZES = {"b": 2, "heads": 3, "queries": 200, "head_dim": 64}
+AXES = {"n": 2, "h": 3, "x": 150, "y": 150, "c": 64, "e": 64}
+SIZES = {"b": 2, "heads": 3, "queries": 150, "head_dim": 64}
 
 
 def written_and_named(kind: str, dtype: str) -> tuple[KernelForm, KernelForm, dict[str, str]]:

@@ -145,9 +145,9 @@ def test_no_stage_takes_less_than_its_traffic() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"epilogue": [{"function": "bias_add", "axis": "f"}, "relu"]},
-        {"layout": "NHWC", "h": 15, "w": 13},
-        {"padding": "VALID", "h": 17, "w": 23, "f": 50},
+        {"c": 16, "f": 16, "epilogue": [{"function": "bias_add", "axis": "f"}, "relu"]},
+        {"c": 16, "f": 16, "layout": "NHWC", "h": 15, "w": 13},
+        {"c": 16, "f": 26, "padding": "VALID", "h": 17, "w": 23},
         {"n": 1, "h": 7, "w": 30, "c": 70},
     ],
 )
