@@ -106,7 +106,12 @@ def _experts(rows: Columns, precision: str) -> list[Operator]:
 
 
 def _spread(name: str, software: str) -> str:
-    """Tokens over experts as we name it; rows of vLLM 0.14 were routed by an older script than all others."""
+    """Tokens over experts as we name it; rows of vLLM 0.14 were routed by an older version of the data's script.
+
+    Of its versions (``_generate_power_law_distribution`` of AIConfigurator's ``collector/helper.py``) that of commit
+    526f823b, which gives leftovers to the least loaded, is nearer to the rows of one half of the shapes than the first
+    (to the busiest) and the last (boards in turn); docs/accuracy.md has all three.
+    """
     if name == "balanced":
         return "uniform"
     return f"{name}_in_order" if software.startswith("vllm 0.14.") else name
