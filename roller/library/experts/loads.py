@@ -106,7 +106,8 @@ def _power_law(tokens: int, experts: int, top_k: int, alpha: float, generator: n
 def _in_order(counts: Ints, pairs: int, most: int) -> Ints:
     """Counts with the sum ``pairs``: the least loaded experts get one each, in as many rounds as it takes.
 
-    Of equal ones those behind are first. Where there are too many, they give one each, and the busiest what those without any cannot.
+    Of equal ones those behind are first. Where there are too many, they give one each, and the busiest what those
+    without any cannot.
 
     >>> _in_order(np.array([0, 3, 0, 0]), 5, 9).tolist()
     [0, 3, 1, 1]
