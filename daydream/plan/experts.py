@@ -225,16 +225,20 @@ def _seconds(
         from roller.library.collectives import collective_seconds
 
         return float(collective_seconds("alltoall", size, layout.expert, node, per_node=per_node).kernel_seconds)
-    return deepep_seconds(size, _choices(capture, inside), layout.expert, node, per_node)
+    return deepep_seconds(size, _choices(capture, inside, carried.dims[0]), layout.expert, node, per_node)
 
 
-def _choices(capture: Capture, inside: Sequence[int]) -> int:
-    """Experts of every token: what the layer's router takes of the largest."""
-    for row in inside:
-        operator = capture.operators[row]
-        if operator.name == "aten::topk" and operator.outputs:
-            return operator.outputs[0].dims[-1]
-    return next((each.outputs[0].dims[-1] for each in capture.operators if each.name == "aten::topk"), 1)
+def _choices(capture: Capture, inside: Sequence[int], pairs: int) -> int:
+    """Experts of every token: what the layer's router takes of the largest, after groups where it has some.
+
+    A router of groups takes the largest thrice: in each group, of the groups, and of the experts that are left.
+    """
+    layer = [capture.operators[row] for row in inside]
+    for operators in (layer, capture.operators):
+        taken = [each.outputs[0] for each in operators if each.name == "aten::topk" and each.outputs]
+        if taken:
+            return next((each for each in reversed(taken) if each.elements == pairs), taken[-1]).dims[-1]
+    return 1
 
 
 def deepep_seconds(size: float, choices: int, ranks: int, node: NodeSpec, per_node: int) -> float:

@@ -18,7 +18,7 @@ from hal.spec.parts import Count, Positive, Text
 from hal.support.errors import InputError, listed
 
 LinkKind = Literal["nvlink", "pcie"]
-Topology = Literal["switch", "all-to-all", "pair"]
+Topology = Literal["switch", "all-to-all", "pair", "host"]
 
 #: Generations of each kind of link whose library rates are known.
 GENERATIONS: Mapping[LinkKind, tuple[int, ...]] = {"nvlink": (2, 3, 4, 5), "pcie": (3, 4, 5, 6)}
@@ -33,7 +33,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         count: links of a board, or lanes of PCIe.
         bandwidth_bytes_per_second: of one link or lane as the datasheet has it.
         topology: ``switch``, through which a board reaches any other with all its links; ``all-to-all``, where every
-            pair has a share of the links for itself; ``pair``, two boards alone.
+            pair has a share of the links for itself; ``pair``, two boards alone; ``host``, where more than two pass
+            their bytes through the memory of the host, whose rate they share.
         reduces: whether the switch adds up what boards send (NVLink SHARP).
     """
 

@@ -91,6 +91,13 @@ NVLINK_RATES: Mapping[int, PlannedRates] = {
 #: LL128 needs stores of 128 bytes that arrive whole, which PCIe does not promise.
 PCIE_RATES = PlannedRates(ll=87.7e9, ll128=0.0)
 
+#: Blocks of a ring through the host's memory: the library finds one channel there and runs it twice (its logs on eight
+#: boards have channels 00 and 01; ``src/graph/connect.cc``).
+HOST_CHANNELS = 2
+
+#: Share of the slot's rate that reaches the other of two boards on PCIe: 20 of 31.5 GB/s.
+PAIR_SHARE = 0.635
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -191,14 +198,18 @@ def collective_seconds(
         parts, algorithm = _peers(collective == "send", sent, inside, node, timing)
     else:
         parts, algorithm = _ring_or_switch(collective, sent, inside, node, DTYPE_BYTES[dtype], timing)
-    latency, links = parts.latency, parts.links
+    latency, links, copy = parts.latency, parts.links, parts.copy
+    if node.link.topology == "host":
+        # While one board waits for a flag the others' bytes pass through the host, and its own part is copied at home.
+        copy = np.zeros(copy.shape)
+        links = np.where(inside > 2, np.maximum(links - (latency - node.collectives.call_seconds), 0), links)
     if node.network is not None:
         wait, carried = _between(collective, size, inside, nodes, node.network)
         # Slices of the message are on both at a time.
         latency, links = latency + wait, np.maximum(links, carried)
         algorithm = np.where(nodes > 1, np.char.add(algorithm, " and network"), algorithm)
-    stages = {"latency": latency, "links": links, "copy": parts.copy}
-    kernel = latency + links + parts.copy
+    stages = {"latency": latency, "links": links, "copy": copy}
+    kernel = latency + links + copy
     names = np.array(list(stages))
     return LibraryTime(
         call_seconds=np.maximum(kernel, HOST_SECONDS),
@@ -271,9 +282,18 @@ def _check_spread(counts: Floats, per_node: int, node: NodeSpec) -> None:
 def link_rate(node: NodeSpec, ranks: Floats, timing: Timing = TIMING) -> Floats:
     """Bytes per second that the links of a board carry in long messages among so many ranks of its node."""
     # The bus bandwidth is measured with the copy of a rank's own part in it: one byte to every boards - 1 on links.
+    if node.link.topology == "host":
+        shared = node.collectives.bus_bytes_per_second * node.boards / ranks
+        return np.where(ranks > 2, shared, PAIR_SHARE * node.peak_bytes_per_second)
     bandwidth = node.collectives.bus_bytes_per_second * (1 + 1 / ((node.boards - 1) * timing.own))
     reachable = (ranks - 1) / (node.boards - 1) if node.link.topology == "all-to-all" else 1.0
     return np.minimum(bandwidth, node.peak_bytes_per_second) * np.broadcast_to(reachable, ranks.shape)
+
+
+def step_seconds(node: NodeSpec, ranks: Floats) -> Floats:
+    """Seconds from a board's write to the next one's sight of it: the node's, which two boards on PCIe do without."""
+    step = np.full(np.shape(ranks), node.collectives.step_seconds)
+    return np.where(ranks > 2, step, PLANNED_STEP["pcie"][0]) if node.link.topology == "host" else step
 
 
 # Rings and the switch
@@ -323,9 +343,9 @@ def _planned(collective: str, size: Floats, ranks: Floats, steps: Floats, node: 
 
 def _low_latency(size: Floats, ranks: Floats, steps: Floats, node: NodeSpec, timing: Timing) -> _Parts:
     """A ring by LL."""
-    step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
+    step, rate = step_seconds(node, ranks), link_rate(node, ranks, timing)
     part = size / ranks
-    blocks = np.clip(part / LL_BLOCK_BYTES, 1, timing.blocks)
+    blocks = np.clip(part / LL_BLOCK_BYTES, 1, HOST_CHANNELS if node.link.topology == "host" else timing.blocks)
     # One block with few threads grows to 512 of them over three doublings; then come more blocks, at no cost in time.
     full = np.clip(np.log2(np.maximum(part / blocks, 1) / (LL_BLOCK_BYTES / 8)) / 3, 0, 1)
     # A block moves its part in whole turns of all threads; those behind the first take as long as their bytes.
@@ -342,7 +362,7 @@ def _low_latency(size: Floats, ranks: Floats, steps: Floats, node: NodeSpec, tim
 
 def _low_latency_128(size: Floats, ranks: Floats, steps: Floats, node: NodeSpec, timing: Timing) -> _Parts:
     """A ring by LL128."""
-    step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
+    step, rate = step_seconds(node, ranks), link_rate(node, ranks, timing)
     part = size / ranks
     return _Parts(
         latency=node.collectives.call_seconds + timing.ll128_call_seconds + steps * step * timing.ll128_step,
@@ -355,7 +375,7 @@ def _simple(
     collective: str, size: Floats, ranks: Floats, steps: Floats, node: NodeSpec, slower: float, timing: Timing
 ) -> _Parts:
     """A ring by Simple; ``slower``: how much longer a rank's own part takes than a copy of it."""
-    step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
+    step, rate = step_seconds(node, ranks), link_rate(node, ranks, timing)
     start = node.collectives.call_seconds + timing.simple_call_seconds
     if collective == "broadcast":
         # Slices follow each other down the chain; nothing is added and nothing stays.
@@ -387,7 +407,7 @@ def _peers(
     is_send: bool, size: Floats, ranks: Floats, node: NodeSpec, timing: Timing
 ) -> tuple[_Parts, NDArray[np.str_]]:
     """All-to-all of `size` bytes on every rank, or one message of them."""
-    step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
+    step, rate = step_seconds(node, ranks), link_rate(node, ranks, timing)
     part = size if is_send else size / ranks
     others = np.ones_like(ranks) if is_send else ranks - 1
     # One doubling is in what a call between two takes.

@@ -134,7 +134,7 @@ class Experts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
         tensor_parallel: boards that share each expert.
         expert_parallel: boards that the experts are divided among; each is given all ``tokens``.
         distribution: ``uniform`` (experts in turn), ``power_law_1.2``, or ``power_law_1.2_in_order``, whose few tokens
-            meet on the first board.
+            meet on one board.
         precision: one of :data:`EXPERT_PRECISIONS`.
         name: a name of its own.
     """

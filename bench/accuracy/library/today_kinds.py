@@ -106,7 +106,12 @@ def _experts(rows: Columns, precision: str) -> list[Operator]:
 
 
 def _spread(name: str, software: str) -> str:
-    """Tokens over experts as we name it; rows of vLLM 0.14 were routed by an older script than all others."""
+    """Tokens over experts as we name it; rows of vLLM 0.14 were routed by an older version of the data's script.
+
+    Of its versions (``_generate_power_law_distribution`` of AIConfigurator's ``collector/helper.py``) that of commit
+    526f823b, which gives leftovers to the least loaded, is nearer to the rows of one half of the shapes than the first
+    (to the busiest) and the last (boards in turn); docs/accuracy.md has all three.
+    """
     if name == "balanced":
         return "uniform"
     return f"{name}_in_order" if software.startswith("vllm 0.14.") else name
@@ -191,20 +196,31 @@ def _latent_half(rows: Columns) -> np.ndarray[Any, np.dtype[np.bool_]]:
 # All-reduces
 
 
+#: Bytes of an element: the data's sizes of messages are elements (``collect_all_reduce.py`` of AIConfigurator).
+ELEMENT_BYTES = 2
+
+#: Sizes of messages that constants were chosen on, as exponents of two.
+CHOSEN_EXPONENTS = (9, 14, 19, 21, 23)
+
+
 def _all_reduces(rows: Columns, _: str) -> list[Operator]:
-    pairs = zip(rows["message_size"].tolist(), rows["num_gpus"].tolist(), strict=True)
+    pairs = zip((ELEMENT_BYTES * rows["message_size"]).tolist(), rows["num_gpus"].tolist(), strict=True)
     return [{"op": "all_reduce", "bytes": size, "ranks": ranks, "kernels": "vllm"} for size, ranks in pairs]
 
 
 def _all_reduce_work(rows: Columns, _: str) -> tuple[Floats, Floats]:
     """A sum, and what is read and written."""
-    size = rows["message_size"].astype(np.float64)
-    return size * (rows["num_gpus"] - 1) / 2, 2 * size
+    elements = rows["message_size"].astype(np.float64)
+    return elements * (rows["num_gpus"] - 1), 2 * ELEMENT_BYTES * elements
 
 
 def _all_reduce_half(rows: Columns) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """All rows of graphs: there are few."""
-    return np.asarray(rows["backend"] == "vllm_graph")
+    """Calls in graphs of every other size; of more than two L40S the shortest and the longest among four alone."""
+    exponents = np.log2(rows["message_size"])
+    every_other = np.isin(exponents, CHOSEN_EXPONENTS)
+    ends = (rows["num_gpus"] == 4) & ((exponents == 9) | (exponents == 24))
+    by_host = (rows["board"] == "l40s") & (rows["num_gpus"] > 2)
+    return np.asarray((rows["backend"] == "vllm_graph") & np.where(by_host, ends, every_other))
 
 
 #: Every kind of the data.

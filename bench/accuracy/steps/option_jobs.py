@@ -19,7 +19,7 @@ import numpy as np
 from click.testing import CliRunner
 from rich.table import Table
 
-from bench.accuracy.steps.option_models import LORA, MODELS, grok
+from bench.accuracy.steps.option_models import AUTOMODEL_LORA, AUTOMODEL_RECIPES, LORA, MODELS, grok
 from hal.support.tables import new_table
 
 #: Largest mean errors asked for: of dense models in 16 and in 8 bits, and of models with experts.
@@ -134,13 +134,20 @@ def nemo_rows(path: Path, folder: Path) -> Iterator[JobRow]:
             "samples": round(samples), "fsdp": _int(row["fsdp"] or "0", 0),
         }  # fmt: skip
         tuned = row["source"] == "bridge" and row["task"] != "pretrain"
-        lora = (*(LORA if row["task"] == "lora" else ()), *(PACKED if tuned else ()))
+        lora = (*_adapters(row, model), *(PACKED if tuned else ()))
         more = (*lora, *_carrying(row, sizes)) if sizes["expert"] > 1 else lora
         if PRECISIONS[row["precision"]] in NARROW:
             more = (*more, "--narrow")
         kind_of_source = "automodel" if row["source"] == "automodel" else "megatron"
         options = _options(folder, model, row["system"], row["precision"], sizes, more, kind_of_source)
         yield base(options=options)
+
+
+def _adapters(row: Mapping[str, str], model: str) -> tuple[str, ...]:
+    """Adapters as the recipes have them; AutoModel's on two nodes say how tensor ranks exchange, and recompute."""
+    if row["task"] != "lora":
+        return ()
+    return (*AUTOMODEL_LORA, *AUTOMODEL_RECIPES.get(model, ())) if row["source"] == "automodel" else LORA
 
 
 def _carrying(row: Mapping[str, str], sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -187,7 +194,7 @@ def _options(
     options += ["--pipeline", str(pipeline), "--context", str(context), "--expert", str(expert)]
     options += ["--shard", "fsdp" if sizes.get("fsdp", 0) > 1 else "zero1" if data * context > 1 else "none"]
     common = _COMMON[source]
-    if tensor > 1:
+    if tensor > 1 and source == "megatron":
         options += ["--sequence-parallel"]
     else:
         common = tuple(each for each in common if each != "--overlap-tensor")

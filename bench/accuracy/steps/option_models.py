@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-#: NeMo's adapters: next to queries, keys and values.
+#: NeMo's adapters: next to queries, keys and values; AutoModel's are next to all projections.
 LORA = ("--lora", "rank=32,modules=q_proj,k_proj,v_proj")
+AUTOMODEL_LORA = ("--lora", "rank=16")
+
+#: What AutoModel's recipes of adapters on two nodes set besides (``examples/llm_benchmark``, ``*_2nodes.yaml``).
+AUTOMODEL_RECIPES: dict[str, tuple[str, ...]] = {
+    "llama-70b": ("--sequence-parallel", "--overlap-tensor", "--checkpoint", "full"),
+    "qwen-32b": ("--checkpoint", "full"),
+}
 
 
 def _llama(hidden: int, heads: int, between: int, layers: int) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Tokens over experts: how many each expert of the busiest board gets, and how many tiles of rows that makes.
 
 Uniform: tokens take experts in turn. Power law: expected shares are drawn from ``p(x) ~ x^-a``, one from each of as
-many equal parts of the distribution as there are experts; what rounding leaves goes to the least loaded of each board,
-or with ``power_law_1.2_in_order`` to the experts in their order, so that few tokens meet on the first board.
+many equal parts of the distribution as there are experts; what rounding leaves goes to the least loaded of each board
+in turn, as AIConfigurator's collectors route (``_generate_power_law_distribution`` of ``collector/helper.py``), or with
+``power_law_1.2_in_order`` to the experts in the order of their load as an older version of it did (commit 526f823b), so
+that few tokens meet on one board.
 Draws are those of a fixed seed: the same layer has the same loads always.
 """
 
@@ -102,14 +104,26 @@ def _power_law(tokens: int, experts: int, top_k: int, alpha: float, generator: n
 
 
 def _in_order(counts: Ints, pairs: int, most: int) -> Ints:
-    """Counts with the sum ``pairs``: experts give or take in their order, one each, what is missing or too much.
+    """Counts with the sum ``pairs``: the least loaded experts get one each, in as many rounds as it takes.
+
+    Of equal ones those behind are first. Where there are too many, they give one each, and the busiest what those
+    without any cannot.
 
     >>> _in_order(np.array([0, 3, 0, 0]), 5, 9).tolist()
-    [1, 4, 0, 0]
+    [0, 3, 1, 1]
     """
     missing = int(pairs - counts.sum())
-    shares = abs(missing) // len(counts) + (np.arange(len(counts)) < abs(missing) % len(counts))
-    return np.asarray(np.clip(counts + np.sign(missing) * shares, 0, most))
+    order = np.argsort(-counts, kind="stable")[::-1]
+    changed = counts.copy()
+    while missing > 0:
+        lucky = order[changed[order] < most][:missing]
+        changed[lucky] += 1
+        missing -= len(lucky)
+    if missing < 0:
+        givers = order[:-missing]
+        changed[givers[changed[givers] > 0]] -= 1
+        changed[np.argmax(changed)] -= changed.sum() - pairs
+    return changed
 
 
 def _balanced(counts: Ints, pairs: int, most: int) -> Ints:

@@ -91,7 +91,7 @@ CONSTANTS = ScaledConstants(
         "cutlass, warps": TiledConstants(
             step_seconds=1.12e-07, staging=2.13, ramp_steps=0.959, store=31.9, port_reuse=1.21, dram_share=0.872,
             start_seconds=1.55e-07, cold_seconds=6.57e-07, best_share=1.77, written=0.398, overlap=4.35,
-            limited_share=1.04, limit_seconds=3.74e-05, end_seconds=3.41e-06,
+            limited_share=1.04, limit_seconds=3.74e-05, end_seconds=3.41e-06, step_hz=2.52e9,
         ),
         # CUTLASS 3, from Hopper on: bulk copies and blocks that stay.
         "cutlass": _fed(

@@ -51,6 +51,8 @@ class TiledConstants:
 
     Attributes:
         step_seconds: a step of 128 bytes along k of a block alone on its unit: copy, barrier and product in turn.
+        step_hz: boost clock of the board that it was chosen on, whose cycles it takes on others, too; None where
+            several chose it.
         staging: ``1/m + 1/n`` of a tile, times this, is what feeding takes of the time that multiplying takes.
         ramp_steps: steps before the first product and after the last.
         store: times a unit's port for the bytes of a tile's result.
@@ -84,6 +86,7 @@ class TiledConstants:
     limited_share: float = 1.237
     limit_seconds: float = 4.5e-4
     end_seconds: float = 0.0
+    step_hz: float | None = None
     l2_share: float = np.inf
     is_persistent: bool = False
     line_share: float = 1.0
@@ -202,16 +205,22 @@ class _Kernel:
         slowed = np.hypot(1.0, c.staging * (1 / tiling.tile_m + 1 / tiling.tile_n))
         flops = c.best_share * self.rate.best / self.device.unit_count / slowed
         step = 2 * tiling.tile_m * tiling.tile_n * tiling.depth_bytes / tiling.element_bytes / flops
+        alone = self._step_seconds * tiling.depth_bytes / 128
         if tiling.in_stripes:
-            each = np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
+            each = np.maximum(step, alone)
             return np.asarray(each * (self._waves * self._steps + c.ramp_steps) + np.ceil(self._waves) * self._end)
-        alone = np.maximum(1.0, self._waves / tiling.resident) * c.step_seconds * tiling.depth_bytes / 128
+        in_turn = np.maximum(1.0, self._waves / tiling.resident) * alone
         if c.is_persistent:
-            ramp = c.ramp_steps * np.maximum(step, c.step_seconds * tiling.depth_bytes / 128)
-            walked = np.maximum(self._waves * step, alone) * self._steps
+            ramp = c.ramp_steps * np.maximum(step, alone)
+            walked = np.maximum(self._waves * step, in_turn) * self._steps
             return np.asarray(np.maximum(walked, self._waves * self._end) + ramp + self._end)
-        walked = np.maximum(self._waves * step, alone) * (self._steps + c.ramp_steps)
+        walked = np.maximum(self._waves * step, in_turn) * (self._steps + c.ramp_steps)
         return np.asarray(walked + self._waves * (self._steps * self._narrow_seconds + self._end))
+
+    @property
+    def _step_seconds(self) -> float:
+        c = self.constants
+        return c.step_seconds if c.step_hz is None else c.step_seconds * c.step_hz / self.device.clocks.boost_hz
 
     @property
     def _narrow_seconds(self) -> Floats:

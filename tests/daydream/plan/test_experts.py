@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,15 +64,27 @@ def routed(batch=1):
 """
 
 
-@pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> Any:
+#: The same, whose router looks at three of each group first, as DeepSeek-V3's at two.
+IN_GROUPS = ROUTED.replace(
+    "weights, chosen = self.router(x).topk(2)",
+    "scores = self.router(x)\n"
+    "        groups = scores.unflatten(-1, (4, 4)).topk(3)[0].sum((-1, -2))\n"
+    "        weights, chosen = (scores + groups[:, None]).topk(2)",
+)
+
+
+def captured(path: Path, text: str) -> Any:
     from daydream.capture.options import CaptureOptions
     from daydream.plan.source import planned_units
 
-    path = tmp_path_factory.mktemp("experts") / "model.py"
-    path.write_text(ROUTED)
+    path.write_text(text)
     options = CaptureOptions(batch=1, dtype="bfloat16", optimizer="adamw", implementation="fused")
     return planned_units(f"{path}:routed", options)
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return captured(tmp_path_factory.mktemp("experts") / "model.py", ROUTED)
 
 
 def test_a_rank_holds_its_part_of_every_stack(units: Any) -> None:
@@ -131,6 +144,12 @@ def priced(units: Any, **options: Any) -> dict[str, float]:
     for kernel in (kernel for price in step.costs.step.prices for kernel in price.kernels):
         seconds[kernel.name] = seconds.get(kernel.name, 0.0) + kernel.seconds
     return seconds
+
+
+def test_experts_of_a_token_are_those_that_a_router_of_groups_takes_in_the_end(units: Any, tmp_path: Path) -> None:
+    in_groups = captured(tmp_path / "groups.py", IN_GROUPS)
+    carried = [priced(each, dispatch="deepep")["deepep all-to-all"] for each in (units, in_groups)]
+    assert carried[0] == carried[1]
 
 
 def test_deepep_orders_tokens_by_kernels_of_its_own(units: Any) -> None:

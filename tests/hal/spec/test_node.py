@@ -35,8 +35,8 @@ def test_every_number_of_a_shipped_node_has_a_source(node: NodeSpec) -> None:
 # GB/s of one board's links each way, as the datasheets have them.
 DATASHEET = {
     "dgx-1": 150, "dgx-a100": 300, "gb200-nvl72": 900, "gb300-nvl72": 900, "hgx-b200": 900, "hgx-b300": 900,
-    "hgx-h100": 450, "hgx-h200": 450, "pcie-pair": 31.5, "pcie3-server": 15.75, "pcie4-server": 31.5,
-    "pcie5-server": 63,
+    "hgx-h100": 450, "hgx-h200": 450, "l40s-server": 31.5, "pcie-pair": 31.5, "pcie3-server": 15.75,
+    "pcie4-server": 31.5, "pcie5-server": 63,
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_links_add_up_to_the_datasheets() -> None:
 
 def test_only_switches_from_hopper_on_reduce() -> None:
     assert {node.name for node in all_nodes() if not node.link.reduces} == {
-        "dgx-1", "dgx-a100", "pcie-pair", "pcie3-server", "pcie4-server", "pcie5-server",
+        "dgx-1", "dgx-a100", "l40s-server", "pcie-pair", "pcie3-server", "pcie4-server", "pcie5-server",
     }  # fmt: skip
 
 
