@@ -16,6 +16,13 @@ from hal.spec.device import DeviceSpec
 from roller.library.arrays import Bools, Floats
 from roller.library.products.gemm_tiles import Generation, generation
 
+#: Bytes of an open DRAM row: half of the short reads of rows as long as this one activate another.
+_PAGE_BYTES = 1024
+
+#: Sectors that a row of a tile moves beyond its result where it begins and ends within sectors: the one that it shares
+#: with the next tile is written twice, and read before either time, as error correction asks for whole ones.
+_PARTIAL_SECTORS = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class GemmConstants:
@@ -42,15 +49,13 @@ class GemmConstants:
     # Share of the L2 latency that each step leaves exposed, per wave of resident blocks.
     exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.0729, "volta": 1.99, "ampere": 1.02})
     # First loads and the store of a tile, in elements of k.
-    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 17.6, "volta": 11.2, "ampere": 12.5})
+    prologue: float = 14.0
     # FLOP/s of a unit that these elements are for: those of the boards fitted. Loads and stores have latencies and
     # bandwidths, which units of 128 lanes and faster clocks do not shorten: there they take as long, and are more
     # elements. No data: of Ampere's kernels A100 alone was fitted.
     prologue_flops: float = 1.8e11
     # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
     overlap: float = 7.2
-    # Row length, in elements, of a k-contiguous operand at which half of its short reads activate a DRAM row.
-    row_k: float = 234.0
     # Bytes that L2 fetches when such a read misses: 32 on Pascal, two and four sectors later (less for batched calls).
     fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 46.8, "ampere": 131.0})
     # Distance along k between blocks that share reads, for blocks of two warps, as a share of k: in the first wave of
@@ -66,15 +71,15 @@ class GemmConstants:
     reach_power: float = 1.38
     page_waves: float = 15.9
     page_overlap: float = 2.83
-    # Bytes written to DRAM per byte of the result (rows of a tile start and end within a sector).
-    store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.19, "volta": 1.57, "ampere": 0.992})
     # Launching the splitkreduce kernel.
     reduce_seconds: float = 5.61e-06
     # Slices of k that are added in place take turns: between two turns at the same tile. 4 to 7 on all five boards.
     turn_seconds: float = 4.8e-06
-    # Load after which a board at its power limit has lost half its boost; energy of operand traffic per 1/m + 1/n, the
-    # arithmetic of a 128 x 128 tile being 1; share of the limit that DRAM takes at its full rate.
-    power_seconds: float = 0.0026
+    # Energy beyond the limit, in seconds at the limit, after which a board has lost half its boost: the limit holds for
+    # a mean, so that a board that draws little too much keeps its boost for longer. Energy of operand traffic per
+    # 1/m + 1/n, the arithmetic of a 128 x 128 tile being 1; share of the limit that DRAM takes at its full rate.
+    # Limits in boards' files are stated with these two.
+    power_seconds: float = 0.001
     power_traffic: float = 9.94
     power_dram: float = 0.266
     # Power that a FLOP took in those calls over what it takes within a step of a model, which is measured for seconds,
@@ -166,10 +171,10 @@ def kernel_stages(
 
 def _limited_seconds(busy: Floats, power: Floats, c: GemmConstants) -> Floats:
     """A kernel of ``busy`` seconds at boost clock, ``power`` at the clock that the limit leaves for good."""
-    sustained = np.maximum(busy, power)
-    # The longer the load, the less is left of the boost the board started with.
-    boost = 1 / (1 + (sustained / c.power_seconds) ** 2)
-    return np.asarray(sustained + (busy - sustained) * boost)
+    excess = np.maximum(power - busy, 0)
+    # The more a load has drawn beyond the limit, the less is left of the boost the board started with.
+    boost = 1 / (1 + (excess / c.power_seconds) ** 2)
+    return np.asarray(busy + excess * (1 - boost))
 
 
 def _cooler_seconds(busy: Floats, power: Floats, c: GemmConstants) -> Floats:
@@ -219,10 +224,14 @@ def _row_traffic(launch: TiledGemms, device: DeviceSpec, size: float) -> Floats:
 
     A row that does not start with a sector straddles two, and rows of k elements start at multiples of that.
     """
-    sector = device.dram.transaction_bytes
-    straddling = 1 - np.gcd(np.asarray(launch.k * size, dtype=np.int64), sector) / sector
     operands = 1 / launch.tile_n + np.where(launch.transposed, 1 / launch.tile_m, 0.0)
-    return np.asarray(operands * (1 + straddling) * 8 / launch.depth)
+    return np.asarray(operands * (1 + _straddling(launch.k * size, device)) * 8 / launch.depth)
+
+
+def _straddling(row_bytes: Floats, device: DeviceSpec) -> Floats:
+    """Share of places in rows of that many bytes, one after the other, at which no sector begins."""
+    sector = device.dram.transaction_bytes
+    return np.asarray(1 - np.gcd(np.asarray(row_bytes, dtype=np.int64), sector) / sector)
 
 
 def _dear_staging(device: DeviceSpec) -> bool:
@@ -250,7 +259,7 @@ def _compute_seconds(
         staging *= c.staging_async
     traffic = _traffic(launch) + c.short_rows * _row_traffic(launch, device, size)
     slowdown = (1 + staging * traffic) * np.where(launch.depth > 8, c.sliced, 1.0)
-    prologue = c.prologue[generation(device)]
+    prologue = c.prologue
     if generation(device) == "ampere":
         prologue *= max(flops / device.unit_count / c.prologue_flops, 1.0)
     block = 2 * launch.tile_m * launch.tile_n * (steps + prologue) * slowdown * device.unit_count
@@ -289,11 +298,12 @@ def _ranking(launch: TiledGemms, device: DeviceSpec, kernel: Floats) -> Floats:
     filled = columns * rows / at_once
     area = columns * rows * launch.tile_m * launch.tile_n * (np.ceil(filled) / filled) ** 0.1
     area *= np.where((launch.tile_m == 64) & (_schedulers(device) < 4), 1.075, 1.0)
-    # Only the order counts: no time is meant. Powers keep the runner-up out of the mean that the caller takes.
-    unsplit = np.where((launch.splits > 1) | (launch.tile_m < 64), np.inf, (area / 2.0**40) ** 20)
+    # Only the order counts: no time is meant. The power keeps the runner-up, be its area larger by a hundredth, out of
+    # the mean that the caller takes.
+    squares = np.ceil(launch.m / 64) * np.ceil(launch.n / 64)
+    unsplit = np.where((launch.splits > 1) | (launch.tile_m < 64), np.inf, (area / (squares * 64**2)) ** 100)
     split = np.where(launch.splits > 1, kernel * (1 + np.log(filled * results) ** 2), np.inf)
-    squares = np.ceil(launch.m / 64) * np.ceil(launch.n / 64) / device.unit_count
-    choice = np.where((squares >= 8) | (launch.k <= 256), unsplit, split)
+    choice = np.where((squares >= 8 * device.unit_count) | (launch.k <= 256), unsplit, split)
     return np.where(launch.transposed, choice, kernel)  # batched calls have one tile and never split
 
 
@@ -325,10 +335,12 @@ def _dram_seconds(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: f
     fetch = np.where(launch.transposed, c.fetch[kind], max(c.fetch[kind] / 2, 32.0))
     fetch = np.maximum(fetch, np.where(launch.depth > 8, launch.depth * size, 0.0))
     rate = np.minimum(scattered * fetch / 32, stream)
-    far = steps / (steps + c.row_k)
+    far = steps * size / (steps * size + _PAGE_BYTES)
     short = (1 - far) / stream + far / rate
     writes = launch.b * launch.m * launch.n * size * np.where(launch.splits > 1, 2 * launch.splits, 1)
-    writes = writes * c.store[kind]
+    # Rows of a tile are written with the sectors that they share with the next tile's.
+    sectors = _PARTIAL_SECTORS * _straddling(launch.n * size, device)
+    writes *= 1 + sectors * device.dram.transaction_bytes / (np.minimum(launch.tile_n, launch.n) * size)
     return np.asarray(read_m * short + read_n * np.where(launch.transposed, short, 1 / stream) + writes / stream)
 
 

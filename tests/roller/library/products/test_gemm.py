@@ -332,3 +332,29 @@ def test_maxwell_kernels_of_short_k_are_not_split() -> None:
     times = gemm.choose_gemm(1, 200, 200, [200, 2000], P100, bias=True)
     assert times.launch.splits[0] == 1
     assert times.launch.splits[1] > 1
+
+
+def test_maxwell_kernels_have_the_least_area_of_whole_tiles() -> None:
+    # 128 x 32 tiles cover 4096 rows and 4128 columns, 64 x 64 ones 4160.
+    times = gemm.choose_gemm(1, 4096, 4128, 1024, P4, bias=True)
+    assert times.launch.tile_names == ["32x128"]
+    alone = gemm.gemm_seconds(1, 4096, 4128, 1024, P4, launch("32x128"), bias=True)
+    assert times.call_seconds[0] == pytest.approx(alone.call_seconds[0], rel=1e-3), "no other counts"
+
+
+def test_rows_of_a_result_that_begin_within_sectors_are_written_with_whole_ones() -> None:
+    def dram(n: float) -> float:
+        times = gemm.gemm_seconds(256, 4096, n, 8, V100, launch("128x64"))
+        return float(times.stage_seconds["dram"][0])
+
+    # Seven of eight rows share a sector of 32 bytes with the next tile's at each of 1,024 columns' eight tiles.
+    assert dram(1023) / dram(1024) == pytest.approx(1 + 3 * 7 / 8 * 32 / 512, rel=0.02)
+
+
+def test_a_board_that_draws_little_beyond_its_limit_keeps_its_boost_for_longer() -> None:
+    from roller.library.products.gemm_cost import _limited_seconds
+
+    busy = np.full(2, 2e-3)
+    little, much = _limited_seconds(busy, busy * np.array([1.1, 2.0]), gemm.CONSTANTS) / busy - 1
+    assert little == pytest.approx(0.1 * (1 - 1 / 1.04))
+    assert much == pytest.approx(1 - 1 / 5)

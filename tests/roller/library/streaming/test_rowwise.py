@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hal.catalog import load_device
+from roller.library.streaming import passes
 from roller.library.streaming.elementwise import LibraryTime
 from roller.library.streaming.rowwise import layer_norm_seconds, softmax_block_threads, softmax_seconds
 
@@ -80,3 +81,17 @@ def test_few_columns_are_summed_by_few_blocks_unless_rows_are_sliced() -> None:
     )
     assert few > 2 * many
     assert few > 2 * sliced
+
+
+def test_second_reads_miss_earlier_in_turings_smaller_l1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "RESIDENT_FULL", 0.01)
+    monkeypatch.setattr(passes, "RESIDENT_NONE", 0.02)  # nothing hits in L2
+    # Eight rows of 6 KiB on a unit of T4 fill 48 of 32 KiB, sixteen on V100 98,304 of 98,304 bytes.
+    size, row_bytes = np.array([1e9]), np.array([6144.0])
+    missed = {}
+    for name, resident in (("t4", 8.0), ("v100-pcie-16gb", 16.0)):
+        device = load_device(name)
+        once = passes.passes_seconds(device, size, 0 * size, np.array([resident]), row_bytes)["dram"]
+        twice = passes.passes_seconds(device, size, size, np.array([resident]), row_bytes)["dram"]
+        missed[name] = (twice / once).item() - 1
+    assert missed == {"t4": pytest.approx(0.7), "v100-pcie-16gb": pytest.approx(0.2)}
