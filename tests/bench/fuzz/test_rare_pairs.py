@@ -18,6 +18,15 @@ PAIRS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
         "v100", "split-k", "inside sub",
     ),
     ({"expr": "Y[i,j] = cumsum(j, sqrt(abs(X[i,j])))", "sizes": SIZES}, "cpu", "cpu.walks", "inside sqrt"),
+    ({"expr": "Y[i,j] = cumsum(j, exp(X[i,j]))", "sizes": SIZES}, "cpu", "cpu.walks", "inside exp"),
+    (
+        {"expr": "S[i,j] = cumsum(j, X[i,j]); Y[i,j] = gelu(S[i,j])", "sizes": SIZES},
+        "cpu", "cpu.walks", "outside gelu",
+    ),
+    (
+        {"expr": "S[i,j] = cumsum(j, abs(X[i,j])); Y[i,j] = log(S[i,j] + 1)", "sizes": SIZES},
+        "cpu", "cpu.walks", "outside log",
+    ),
     (
         {"expr": "M[i] = max(j, X[i,j]); Y[i,j] = exp(X[i,j] - M[i]) * E[I[j], i]", **PLACES},
         "cpu", "cpu.rows", "outside gathered",
