@@ -196,15 +196,18 @@ def replayed(
     Raises:
         StepOutOfMemoryError: a step does not fit.
     """
-    allocated, reserved = np.zeros(memory.operators, np.int64), np.zeros(memory.operators, np.int64)
+    allocated = [0] * memory.operators
+    reserved = [0] * memory.operators
     peaks = [0, 0]
     for moments in step_moments(memory, CachingAllocator(capacity, expandable=expandable), steps):
-        allocated[:], reserved[:] = 0, 0
-        for moment in moments:
-            allocated[moment.operator] = max(allocated[moment.operator], moment.allocated)
-            reserved[moment.operator] = max(reserved[moment.operator], moment.reserved)
-            peaks = [max(peaks[0], moment.allocated), max(peaks[1], moment.reserved)]
-    return Replayed(allocated, reserved, *peaks)
+        allocated, reserved = [0] * memory.operators, [0] * memory.operators
+        for operator, _, _, in_use, held in moments:
+            if in_use > allocated[operator]:
+                allocated[operator] = in_use
+            if held > reserved[operator]:
+                reserved[operator] = held
+        peaks = [max(peaks[0], *allocated), max(peaks[1], *reserved)] if moments else peaks
+    return Replayed(np.asarray(allocated, np.int64), np.asarray(reserved, np.int64), *peaks)
 
 
 def step_moments(memory: Footprint, allocator: CachingAllocator, steps: int) -> Iterator[list[Moment]]:
