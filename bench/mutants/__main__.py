@@ -15,9 +15,10 @@ import click
 
 from bench.mutants.mutations import KINDS
 from bench.mutants.results import read_results, write_results
-from bench.mutants.run import Plan, cores, run
+from bench.mutants.run import Plan, run
 from bench.mutants.tables import summary, tables, write_tables
 from hal.support.errors import InputError
+from hal.support.threads import cores
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from collections import Counter
@@ -106,11 +105,6 @@ def run(plan: Plan) -> Results:
         outcomes=tuple(outcomes),
         failed=tuple(dict.fromkeys(failed)),
     )
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from hal.support.errors import InputError
+from hal.support.threads import cores
 
 #: Parts from which on processes are worth their start: each imports PyTorch once.
 WORTH = 8
@@ -109,8 +110,6 @@ def _done(function: Callable[[Part], Any], parts: dict[str, Part], jobs: str | N
 
 def _processes(jobs: str | None, count: int) -> int:
     """Number of processes; 0 for a cluster."""
-    from roller.command.options import cores
-
     if jobs is None:
         return cores() if count >= WORTH else 1
     if not jobs.isdigit():

@@ -10,6 +10,7 @@ import click
 from daydream.command.outputs import check_outputs, print_json, warn, write_timeline_file
 from daydream.command.recording import html_option, json_option, out_option, rows_option, step_option
 from hal.support.errors import InputError
+from hal.support.threads import cores
 
 
 @click.command("merge")
@@ -52,7 +53,6 @@ def merge_command(
     from daydream.ranks.merge import merge, read_ranks
     from daydream.ranks.report import findings, findings_record, print_findings
     from daydream.trace.text import no_collection
-    from roller.command.options import cores
 
     # There is a dict per event of every rank, and each collection would walk all of them.
     with no_collection():

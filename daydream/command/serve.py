@@ -168,6 +168,7 @@ def serve_command(
             parts, devices, requests, _promise(options, percentile), host, engine, tensors=tensors,
             reserves=options["reserves"], hourly=hourly, draft=draft,
             link=options["link"] if options["separate"] else None,
+            progress=lambda words: click.echo(f"daydream: {words} kinds of boards and ranks", err=True),
         )  # fmt: skip
         for each in outcome.best[:rows] if as_json else ():
             print_json(each.record(hourly.get(each.costs.device.name)))

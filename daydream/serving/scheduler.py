@@ -14,7 +14,7 @@ refused, and one more, are new (Leviathan et al. 2023, section 2.1). How many ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from daydream.serving.costs import PAGE
 from daydream.serving.grid import Grid, before, interpolated
 
 if TYPE_CHECKING:
-    from daydream.serving.costs import Engine, IterationCosts
+    from daydream.serving.costs import IterationCosts
     from daydream.serving.requests import Requests
     from daydream.trace.trace import Floats, Ints
 
@@ -143,7 +143,7 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     """Requests served by one replica; :func:`daydream.serving.served.check_fit` says whether they can be."""
     count = len(requests.arrival)
     engine, launch = costs.engine, 0.0 if host.graphs else costs.launch
-    arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output, _accepted(engine))
+    arrivals = _Arrivals(requests.arrival, requests.prompt, requests.output, _accepted(engine.acceptance, engine.draft))
     shared = requests.shared // PAGE * PAGE
     limits = _Limits(engine.tokens, engine.sequences, requests.concurrency or count, shared, reserves,
                      requests.carried, engine.draft)  # fmt: skip
@@ -164,18 +164,19 @@ def schedule(requests: Requests, costs: IterationCosts, host: Host, *, reserves:
     state = _State._make(np.zeros(size, np.int64) for size in sizes)
     free = max(costs.blocks - shared // PAGE, 0)
     state.numbers[_FREE] = state.numbers[_LEAST] = free
-    iterations, busy, running = _compiled_run()(arrivals, limits, seconds, state, arrived, first, finished, gaps)
+    iterations, busy, running = compiled_run()(arrivals, limits, seconds, state, arrived, first, finished, gaps)
     return Schedule(
         arrived, first, finished, gaps, iterations, int(state.numbers[_PREEMPTED]), busy, running / max(iterations, 1),
         costs.blocks - int(state.numbers[_LEAST]), int(state.numbers[_MOST]),
     )  # fmt: skip
 
 
-def _accepted(engine: Engine) -> Ints:
-    """How many drafted tokens are accepted before one is refused."""
-    refused = max(1 - engine.acceptance, 1e-12)
+@lru_cache(maxsize=4)
+def _accepted(acceptance: float, drafted: int) -> Ints:
+    """Drafted tokens that are accepted before one is refused, by draw."""
+    refused = max(1 - acceptance, 1e-12)
     numbers = np.random.default_rng(0).geometric(refused, DRAWS) - 1
-    return np.minimum(numbers, engine.draft).astype(np.int64)
+    return np.minimum(numbers, drafted).astype(np.int64)
 
 
 def _drafts(costs: IterationCosts) -> _Draft:
@@ -379,12 +380,12 @@ def _pages(tokens: int, shared: int) -> int:
 
 
 @cache
-def _compiled_run() -> Callable[..., tuple[int, float, float]]:
-    """:func:`_run` as machine code, kept on disk between processes."""
+def compiled_run() -> Callable[..., tuple[int, float, float]]:
+    """:func:`_run` as machine code, kept on disk between processes; other threads go on while it runs."""
     import numba
     from numba.extending import register_jitable
 
     for part in (before, interpolated, _pages, _next, _wanted, _take, _preempt, _scheduled, _device_seconds, _finish):
         register_jitable(part)
-    compiled: Callable[..., tuple[int, float, float]] = numba.njit(cache=True)(_run)
+    compiled: Callable[..., tuple[int, float, float]] = numba.njit(cache=True, nogil=True)(_run)
     return compiled

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.serving.costs import Engine, IterationCosts, iteration_costs
+from daydream.serving.scheduler import compiled_run
 from daydream.serving.separate import LinkName, Prefilled, decoded, prefilled
 from daydream.serving.served import Promise, Served, check_fit, served
 from hal.support.errors import InputError
+from hal.support.threads import cores
 
 if TYPE_CHECKING:
     from daydream.serving.parts import ServedModel
@@ -29,6 +32,13 @@ _EXPERTS = (8, 16)
 
 #: Most replicas that are tried.
 REPLICAS = 256
+
+
+#: Simulations of a configuration by replicas, the last with the fewest that keep a promise.
+_Way = Callable[[IterationCosts], Iterator[Served]]
+
+#: What is new of a limit of a batch, if anything is, and all that was simulated for it.
+_Limit = tuple[Served | None, list[Served]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,6 +79,7 @@ def search(
     model: ServedModel, devices: Sequence[DeviceSpec], requests: Requests, promise: Promise, host: Host,
     engine: Engine, *, tensors: Sequence[int] = TENSORS, reserves: bool = False,
     hourly: Mapping[str, float] | None = None, draft: ServedModel | None = None, link: LinkName | None = None,
+    progress: Callable[[str], None] = lambda words: None,
 ) -> SearchOutcome:  # fmt: skip
     """Simulates what serves some requests, and finds the fewest replicas of each configuration that keep a promise.
 
@@ -84,6 +95,7 @@ def search(
         hourly: prices of boards by name.
         draft: see :func:`daydream.serving.costs.iteration_costs`.
         link: what carries keys and values, where boards for prompts alone are tried too.
+        progress: called with "3 of 8" behind every kind of board and ranks.
 
     Raises:
         InputError: nothing fits, or nothing keeps the promise.
@@ -92,21 +104,20 @@ def search(
     tried: list[Served] = []
     problems: list[InputError] = []
     configurations = list(_configurations(model, devices, engine, tensors, draft, requests, problems))
-    for costs in configurations:
-        for last, outcomes in _limits(costs, engine, partial(_both, requests, promise, host, reserves=reserves)):
-            tried += outcomes
-            best += [last] if last is not None and last.keeps(promise) else []
+
+    def simulate(way: _Way) -> None:
+        simulated = _on_cores(lambda costs: _limits(costs, engine, way), configurations)
+        for number, (limits, problem) in enumerate(simulated, 1):
+            problems.extend([] if problem is None else [problem])
+            for last, outcomes in limits:
+                tried.extend(outcomes)
+                best.extend([last] if last is not None and last.keeps(promise) else [])
+            progress(f"{number} of {len(configurations)}")
+
+    simulate(partial(_both, requests, promise, host, reserves=reserves))
     source = None if link is None else _cheapest_prompts(configurations, requests, promise, host, link, hourly or {})
-    for costs in configurations:
-        if source is None:
-            break
-        way = partial(_decoding, source, promise, host, reserves=reserves)
-        try:
-            for last, outcomes in _limits(costs, engine, way):
-                tried += outcomes
-                best += [last] if last is not None and last.keeps(promise) else []
-        except InputError as error:
-            problems.append(error)
+    if source is not None:
+        simulate(partial(_decoding, source, promise, host, reserves=reserves))
     if not tried:
         raise problems[0] if problems else InputError("--device", "nothing was tried", "name boards")
     outcome = SearchOutcome(best=(), tried=tuple(tried), hourly=hourly or {})
@@ -126,9 +137,29 @@ def _fills(each: Served) -> bool:
     return any(part.sequences == each.costs.engine.sequences for part in each.schedules)
 
 
-def _limits(
-    costs: IterationCosts, engine: Engine, way: Callable[[IterationCosts], Iterator[Served]]
-) -> Iterator[tuple[Served | None, list[Served]]]:
+def _on_cores(
+    function: Callable[[IterationCosts], Iterable[_Limit]], configurations: Sequence[IterationCosts]
+) -> Iterator[tuple[list[_Limit], InputError | None]]:
+    """A function of each configuration, and what it refused, by a thread a core: simulations are machine code that
+    runs without Python's lock."""
+
+    def answer(costs: IterationCosts) -> tuple[list[_Limit], InputError | None]:
+        limits: list[_Limit] = []
+        try:
+            limits.extend(function(costs))
+        except InputError as error:
+            return limits, error
+        return limits, None
+
+    compiled_run()  # once, before threads ask for it
+    with ThreadPoolExecutor(cores()) as pool:
+        try:
+            yield from pool.map(answer, configurations)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _limits(costs: IterationCosts, engine: Engine, way: _Way) -> Iterator[_Limit]:
     """The fewest replicas for each limit of a batch, and all that was simulated for it, as long as limits matter; None
     in place of what a smaller limit has given already."""
     smaller: Served | None = None

@@ -30,8 +30,8 @@ WIDE: ContextVar[bool] = ContextVar("wide", default=False)
 #: Wait before a signal whose exception was lost is sent once more: the destructor or callback is over by then.
 SECONDS_UNTIL_SENT_AGAIN = 0.05
 
-#: New objects between collections, and collections of each generation before one of the next. Python's own 700, 10 and 10
-#: look through modules again and again while libraries are imported: 0.8 of 5.4 s of a plan of Llama-70B.
+#: New objects between collections, and collections of each generation before one of the next. Python's own 700, 10 and
+#: 10 look through modules again and again while libraries are imported: 0.8 of 5.4 s of a plan of Llama-70B.
 COLLECTION_THRESHOLDS = (50_000, 20, 50)
 
 # What is there when a program ends is not looked through for garbage once more.

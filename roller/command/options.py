@@ -15,6 +15,7 @@ import click
 
 from codegen.generators import check_tools
 from hal.support.errors import InputError
+from hal.support.threads import cores
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
@@ -48,11 +49,6 @@ def algorithms_option(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Kinds of programs that compete, of direct (one kernel), split-k, split-rows, winograd, flat-image.  "
         "[default: all]",
     )(command)
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_readable(file: Path) -> None:

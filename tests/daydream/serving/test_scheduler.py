@@ -130,7 +130,7 @@ def test_machine_code_and_python_agree(monkeypatch: pytest.MonkeyPatch, draft: i
     requests = drawn(40, rate=0.5, prompt="1..60", output="1..40", seed=3)
     costs = flat_costs(blocks=14, engine={"draft": draft})
     compiled = schedule(requests, costs, Host(0.1, 0.01))
-    monkeypatch.setattr(scheduler, "_compiled_run", lambda: scheduler._run)
+    monkeypatch.setattr(scheduler, "compiled_run", lambda: scheduler._run)
     plain = schedule(requests, costs, Host(0.1, 0.01))
     assert compiled.preemptions == plain.preemptions > 0
     assert compiled.iterations == plain.iterations
