@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> str:
 def _run(*arguments: str) -> str:
     result = CliRunner().invoke(main, ["serve", *arguments])
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_an_answer_tells_what_users_see(model: str) -> None:
