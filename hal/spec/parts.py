@@ -168,6 +168,16 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return rate_key(self.name, self.input_dtype, self.accumulate_dtype)
 
     @property
+    def fresh_flops(self) -> float:
+        """FLOP/s of long loops before the clock has fallen: the sustained rate where no fall is known."""
+        return self.sustained_flops if self.power_limited_flops is None else self.best_flops or self.sustained_flops
+
+    @property
+    def settled_flops(self) -> float:
+        """FLOP/s that the power limit leaves for good: the sustained rate where no fall is known."""
+        return self.power_limited_flops or self.sustained_flops
+
+    @property
     def is_by_groups(self) -> bool:
         """True if four warps execute it together."""
         return self.name == WARP_GROUPS

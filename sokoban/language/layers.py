@@ -1,7 +1,7 @@
 """Layers as JSON data that are several kernels of a library: products with scales, products of groups, experts, states.
 
-They are no tensor expressions: what they compute is a product, how they compute it (quantisation, permutation, a tile a
-group) is the library's, and it is that which takes the time.
+What they compute is a product, how they compute it (quantisation, permutation, a tile a group) is the library's, and it
+is that which takes the time. Grouped products of 16 bits alone are a tensor expression, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ SCALED_PRECISIONS = ("fp8-tensorwise", "fp8-rowwise", "fp8-block", "mxfp8", "nvf
 #: Kernels of a scaled product: vLLM's, or those of Transformer Engine and torchao.
 KERNELS = ("serving", "training")
 
+#: Numbers that nothing narrows.
+SIXTEEN_BITS = "bfloat16"
+
 #: Numbers of layers of experts: 16 bits, both operands narrow, or the weights alone.
 EXPERT_PRECISIONS = (
-    "bfloat16", "fp8-tensorwise", "fp8-block", "nvfp4", "mxfp4-mxfp8", "int4-weights", "mxfp4-weights",
+    SIXTEEN_BITS, "fp8-tensorwise", "fp8-block", "nvfp4", "mxfp4-mxfp8", "int4-weights", "mxfp4-weights",
 )  # fmt: skip
 
 #: A power law of tokens over experts: its exponent stands behind the name.
@@ -84,6 +87,7 @@ class GroupedMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
         groups: how many there are, and
         distribution: ``uniform`` or ``power_law_1.2``: how many each has.
         precision: one of :data:`EXPERT_PRECISIONS`.
+        tile: rows that those of a group are padded to a multiple of, in kernels of ours.
         name: a name of its own.
     """
 
@@ -97,6 +101,7 @@ class GroupedMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     groups: int | None = None
     distribution: str = "uniform"
     precision: str = "bfloat16"
+    tile: int = 128
     name: str | None = None
 
     @property
@@ -106,9 +111,31 @@ class GroupedMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
         return f"grouped_matmul_{rows}x{self.n}x{self.k}_{groups}groups_{self.precision}"
 
     @property
+    def group_count(self) -> int:
+        """Number of groups, empty ones too."""
+        return len(self.sizes) or self.groups or 1
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of :attr:`tile` rows of one group each; of a power law as many as any groups of so many rows take.
+
+        >>> GroupedMatmul(op="grouped_matmul", n=4, k=4, sizes=(0, 1, 130)).tiles
+        3
+        >>> GroupedMatmul(op="grouped_matmul", n=4, k=4, m=130, groups=3, distribution="power_law_1").tiles
+        3
+        """
+        if self.sizes:
+            return sum(-(-size // self.tile) for size in self.sizes)
+        rows, groups = self.m or 1, self.groups or 1
+        if self.distribution == "uniform":
+            least, larger = divmod(rows, groups)
+            return larger * -(-(least + 1) // self.tile) + (groups - larger) * -(-least // self.tile)
+        return (rows + min(groups, rows) * (self.tile - 1)) // self.tile
+
+    @property
     def counts(self) -> Mapping[str, int]:
         """Sizes that must be positive, by field."""
-        return {"n": self.n, "k": self.k, "m": self.m or 1, "groups": self.groups or 1}
+        return {"n": self.n, "k": self.k, "m": self.m or 1, "groups": self.groups or 1, "tile": self.tile}
 
     def check(self) -> None:
         """Raises InputError where fields contradict each other."""

@@ -34,7 +34,7 @@ from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.launch_size import MOST_KEY, MULTIPLE_KEY, taken_out, with_launch_size
-from sokoban.language.layers import is_layer
+from sokoban.language.layers import SIXTEEN_BITS, GroupedMatmul, is_layer, layer_from_data
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
     Accumulate,
@@ -92,6 +92,8 @@ def operator_from_data(data: object) -> TensorExpr:
         raise InputError("", f"expected an object, got {_json_type(data)}", 'write {"op": ...} or {"expr": ...}')
     data, at_launch = taken_out(data)
     expr = _from_data(data)
+    if at_launch and is_layer(data):
+        raise InputError(next(iter(at_launch)), "cannot be left to the launch", "write the most that there is")
     for path, value in at_launch.items():
         expr = with_launch_size(expr, path, value, partial(_axis_sizes, data, path))
     return expr
@@ -122,8 +124,7 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
             "roller estimate --implementation library prices it",
         )  # fmt: skip
     if is_layer(data):
-        problem = f"{op!r} is a layer of several kernels of a library and no kernel of ours"
-        raise InputError("op", problem, "roller estimate --implementation library prices it")
+        return _grouped_products(data)
     if not isinstance(op, str) or op not in NAMED_OPERATORS:
         close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
         operator_names = ", ".join(NAMED_OPERATORS)
@@ -148,6 +149,32 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
     if operator.allow_tf32:
         _check_tf32(expr)
     return expr
+
+
+def _grouped_products(data: dict[str, Any]) -> TensorExpr:
+    """A layer that is one kernel of ours: grouped products of 16 bits, of tiles of rows that have a group each.
+
+    Raises:
+        InputError: it is another layer, or of fewer bits.
+    """
+    layer = layer_from_data(data)
+    remedy = "roller estimate --implementation library prices it"
+    if not isinstance(layer, GroupedMatmul):
+        problem = f"{data['op']!r} is a layer of several kernels of a library and no kernel of ours"
+        raise InputError("op", problem, remedy)
+    if layer.precision != SIXTEEN_BITS:
+        problem = f"{layer.precision} needs several kernels of a library: those of ours group products of 16 bits"
+        raise InputError("precision", problem, remedy)
+    _check_operator_name(layer.name)
+    sizes = {"b": layer.tiles, "r": layer.tile, "n": layer.n, "k": layer.k}
+    return parse_program(
+        "Y[b,r,n] = sum(k, X[b,r,k] * W[G[b],n,k])",
+        sizes,
+        {"G": "int32"},
+        name=layer.name or _short(layer.stem),
+        shapes={"W": [layer.group_count, layer.n, layer.k]},
+        default_dtype=layer.precision,
+    )
 
 
 def typed_stem(stem: str, operator: Operator | Expr) -> str:

@@ -36,6 +36,11 @@ BARRIER_CYCLES = 40.0
 SPILL_PASSES = 1.0
 LOCAL_PASSES = 20.0
 
+#: Length of a kernel by matrix instructions at which the clock has fallen half of the way to where the power limit
+#: leaves it: that of the library's products, which rows of AIConfigurator's data base gave
+#: (``roller/library/products/matrix_gemm.py``).
+CLOCK_FALL_SECONDS = 4.5e-4
+
 #: Elements of a scattered transaction that a thread still finds in L1 when it comes to them.
 L1_REUSE = 4
 
@@ -335,7 +340,7 @@ def opened_pages_factor(device: DeviceSpec) -> float:
 
 def power_seconds(step: BlockStep) -> Floats:
     """Arithmetic at the rate that the board sustains under load: its power limit lowers the clock of whatever would
-    be faster; 0 where the limit does not bind."""
+    be faster, the longer the kernel the lower where both ends are known; 0 where the limit does not bind."""
     table, placed = step.table, step.placed
     points = table.block_count * product(table.block.values(), table.count) * table.reduced_points
     flops = points * max(1.0, issue_operations(placed.form)) * 2.0
@@ -344,8 +349,12 @@ def power_seconds(step: BlockStep) -> Floats:
     matrix = placed.matrix_rates if table.has_warp_tiles else None
     if matrix is None:
         return seconds
-    sustained = _by_instruction(step, "sustained_flops", matrix.sustained_flops)
-    return np.where(table.warp_tile, points * 2.0 / sustained, seconds)
+    fresh, settled = (
+        points * 2.0 / _by_instruction(step, figure, getattr(matrix, figure))
+        for figure in ("fresh_flops", "settled_flops")
+    )
+    limited = fresh + np.maximum(settled - fresh, 0.0) * settled / (settled + CLOCK_FALL_SECONDS)
+    return np.where(table.warp_tile, limited, seconds)
 
 
 def passes_per_second(device: DeviceSpec) -> float:

@@ -63,6 +63,36 @@ def test_wrong_layers_are_refused(data: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
-def test_kernels_of_ours_are_no_layers() -> None:
-    with pytest.raises(InputError, match="--implementation library prices it"):
-        operator_from_data(SCALED)
+GROUPED = {"op": "grouped_matmul", "n": 64, "k": 32, "sizes": [0, 1, 20, 16], "tile": 16}
+
+
+def test_grouped_products_of_16_bits_are_kernels_of_ours() -> None:
+    expr = operator_from_data(GROUPED)
+    assert expr.name == "grouped_matmul_37x64x32_4groups_bfloat16"
+    assert {tensor.name: (tensor.shape, tensor.dtype) for tensor in (*expr.inputs, expr.output)} == {
+        "X": ((4, 16, 32), "bfloat16"), "W": ((4, 64, 32), "bfloat16"), "G": ((4,), "int32"),
+        "Y": ((4, 16, 64), "bfloat16"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("distribution", "rows", "tiles"),
+    [("uniform", 64, 4), ("uniform", 66, 6), ("power_law_1.2", 64, 7), ("power_law_1.2", 2, 2)],
+)
+def test_rows_of_groups_take_whole_tiles(distribution: str, rows: int, tiles: int) -> None:
+    data = {"op": "grouped_matmul", "n": 8, "k": 8, "m": rows, "groups": 4, "distribution": distribution, "tile": 16}
+    assert operator_from_data(data).output.shape[0] == tiles
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (SCALED, "op: 'scaled_matmul' is a layer of several kernels of a library and no kernel of ours"),
+        ({**GROUPED, "precision": "fp8-block"}, "precision: fp8-block needs several kernels of a library"),
+        ({**GROUPED, "n": {"up to": 64}}, "n: cannot be left to the launch; write the most"),
+    ],
+)
+def test_other_layers_are_no_kernels_of_ours(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        operator_from_data(data)
+    assert message in str(error.value)

@@ -62,8 +62,21 @@ def test_products_run_at_the_groups_own_rates() -> None:
     assert groups is not None
     assert warps is not None
     assert by_warp / by_group == pytest.approx(groups.peak_flops / warps.peak_flops)
-    limit = power_seconds(step)
-    assert limit[1] / limit[0] == pytest.approx(groups.sustained_flops / warps.sustained_flops)
+
+
+@pytest.mark.parametrize(("k", "settled"), [(4096, 0.3), (1 << 18, 0.97)])
+def test_the_clock_falls_with_the_length_of_a_kernel(k: int, settled: float) -> None:
+    """Warp groups draw more than the board's limit, single warps do not."""
+    form = form_of(op="matmul", m=4096, n=4096, k=k, dtype="float16", accumulate="float32")
+    step = BlockStep(ScheduleTable.of(form, (group(), MMA)), PlacedForm(form, H200))
+    by_group, by_warp = power_seconds(step)
+    groups, warps = H200.warp_group_instruction("float16"), H200.matrix_instruction("float16")
+    assert groups is not None and groups.best_flops and groups.power_limited_flops
+    assert warps is not None
+    flops = 2.0 * 4096 * 4096 * k
+    assert by_warp == pytest.approx(flops / warps.sustained_flops)
+    fresh, limited = flops / groups.best_flops, flops / groups.power_limited_flops
+    assert (by_group - fresh) / (limited - fresh) == pytest.approx(settled, abs=0.03)
 
 
 def test_operands_are_read_once_a_group() -> None:
