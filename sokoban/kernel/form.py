@@ -359,22 +359,12 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         expr = inline_pointwise(expr)
     line = line_expression(expr)
     if line is not None:
-        named = _still_named(fused, line)
-        return KernelForm(
-            source=source, expr=line, kind="line", reductions=(), final=line.statements[-1], fused=named
-        )  # fmt: skip
+        return _form(source, "line", line, (), fused)
     reductions = [statement for statement in expr.statements if statement.reduction is not None]
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)
     if not reductions:
-        return KernelForm(
-            source=source,
-            expr=expr,
-            kind="tile",
-            reductions=(),
-            final=expr.statements[-1],
-            fused=_still_named(fused, expr),
-        )
+        return _form(source, "tile", expr, (), fused)
     expr, reductions = _scalars_on_an_axis(expr, reductions)
     final = expr.statements[-1]
     _check_reads_inside(expr, {statement.tensor for statement in reductions})
@@ -382,31 +372,29 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         expr, (reduction,) = distinct_reduced_axes(expr, (reductions[0],), final.axes)
         renamed = renamed_to(final, reduction)
         expr = replace(expr, axes=axes_of(expr, (renamed, final)), statements=(renamed, final))
-        return KernelForm(
-            source=source, expr=expr, kind="tile", reductions=(renamed,), final=final, fused=_still_named(fused, expr)
-        )
+        return _form(source, "tile", expr, (renamed,), fused)
     try:
         rows = as_rows(expr, tuple(reductions), final)
     except InputError:
         repeated = _repeated_where_broadcast(expr, reductions, final)
         if repeated is None:
             raise
-        return KernelForm(
-            source=source,
-            expr=repeated,
-            kind="tile",
-            reductions=repeated.statements[:-1],
-            final=repeated.statements[-1],
-            fused=_still_named(fused, repeated),
-        )
+        return _form(source, "tile", repeated, repeated.statements[:-1], fused)
+    return _form(source, "rows", rows, rows.statements[:-1], fused)
+
+
+def _form(
+    source: TensorExpr,
+    kind: str,
+    expr: TensorExpr,
+    reductions: tuple[Statement, ...],
+    fused: Mapping[str, tuple[str, ...]],
+) -> KernelForm:
+    """The form whose final statement is the last one."""
     return KernelForm(
-        source=source,
-        expr=rows,
-        kind="rows",
-        reductions=rows.statements[:-1],
-        final=rows.statements[-1],
-        fused=_still_named(fused, rows),
-    )
+        source=source, expr=expr, kind=kind, reductions=reductions, final=expr.statements[-1],
+        fused=_still_named(fused, expr),
+    )  # fmt: skip
 
 
 def attention_of(source: TensorExpr) -> Attention | AttentionGradient | None:

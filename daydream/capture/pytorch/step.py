@@ -104,21 +104,14 @@ def capture(
         for parameter in trained:
             hook = parameter.register_post_accumulate_grad_hook(lambda each: order.append(id(each)))
             around.callback(hook.remove)
-        casting = ExitStack()
+        casting = around.enter_context(ExitStack())
         if dtype in _AUTOCAST:
             casting.enter_context(torch.autocast("cuda", _AUTOCAST[dtype]))
-        around.enter_context(casting)
         recorder.recording = True
+        recorder.phase = Phase.FORWARD
         if training:
-            recorder.phase = Phase.FORWARD
-            loss = (subject.loss or scalar_of)(model(*args, **kwargs))
-            casting.close()
-            recorder.phase = Phase.BACKWARD
-            # The recorder knows by it what checkpoints compute anew.
-            around.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-            torch.set_autocast_cache_enabled(False)
-            loss.backward()
-            del loss
+            # The loss has no name here, so that it ends with the backward pass.
+            _backward(recorder, around, casting, (subject.loss or scalar_of)(model(*args, **kwargs)))
             recorder.phase = Phase.UPDATE
             if clip and trained:
                 clip_gradients(trained, implementation)
@@ -126,7 +119,6 @@ def capture(
                 around.enter_context(fused_on_meta())
                 update.step()
         else:
-            recorder.phase = Phase.FORWARD
             with torch.no_grad():
                 model(*args, **kwargs)
         recorder.finish()
@@ -142,6 +134,16 @@ def capture(
         assumed=subject.assumed,
         blocks=tuple(repeated_blocks(model)),
     )
+
+
+def _backward(recorder: OperatorRecorder, around: ExitStack, casting: ExitStack, loss: torch.Tensor) -> None:
+    """The backward pass, outside of the forward pass's casts."""
+    casting.close()
+    recorder.phase = Phase.BACKWARD
+    # The recorder knows by it what checkpoints compute anew.
+    around.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+    torch.set_autocast_cache_enabled(False)
+    loss.backward()
 
 
 def _number_storages(
