@@ -35,6 +35,9 @@ _POWER_LAW = re.compile(r"power_law_(\d+(\.\d+)?)(_in_order)?")
 
 _LARGEST = 2**40
 
+#: Rows of a tile of grouped products where none are given.
+_TILE = 128
+
 
 class ScaledMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """A linear layer of 16-bit activations whose product runs on narrow numbers: y[m,n] = q(x)[m,k] w[n,k].
@@ -100,15 +103,16 @@ class GroupedMatmul(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     m: int | None = None
     groups: int | None = None
     distribution: str = "uniform"
-    precision: str = "bfloat16"
-    tile: int = 128
+    precision: str = SIXTEEN_BITS
+    tile: int = _TILE
     name: str | None = None
 
     @property
     def stem(self) -> str:
         """The name that it has without one of its own."""
         groups, rows = (len(self.sizes), sum(self.sizes)) if self.sizes else (self.groups, self.m)
-        return f"grouped_matmul_{rows}x{self.n}x{self.k}_{groups}groups_{self.precision}"
+        tile = f"_{self.tile}rows" * (self.tile != _TILE)
+        return f"grouped_matmul_{rows}x{self.n}x{self.k}_{groups}groups_{self.precision}{tile}"
 
     @property
     def group_count(self) -> int:

@@ -68,7 +68,7 @@ GROUPED = {"op": "grouped_matmul", "n": 64, "k": 32, "sizes": [0, 1, 20, 16], "t
 
 def test_grouped_products_of_16_bits_are_kernels_of_ours() -> None:
     expr = operator_from_data(GROUPED)
-    assert expr.name == "grouped_matmul_37x64x32_4groups_bfloat16"
+    assert expr.name == "grouped_matmul_37x64x32_4groups_bfloat16_16rows"
     assert {tensor.name: (tensor.shape, tensor.dtype) for tensor in (*expr.inputs, expr.output)} == {
         "X": ((4, 16, 32), "bfloat16"), "W": ((4, 64, 32), "bfloat16"), "G": ((4,), "int32"),
         "Y": ((4, 16, 64), "bfloat16"),
