@@ -15,6 +15,7 @@ PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 #: Rooms whose modules import PyTorch, and modules that do.
 WITH_PYTORCH = (
     "daydream.capture.", "daydream.planners.", "bench.accuracy.steps.kernelbench", "bench.accuracy.steps.plans",
+    "roller.dynamo.",
 )  # fmt: skip
 #: Modules that import TVM.
 WITH_TVM = ("codegen.gpu.source.text", "codegen.tir.statements")

@@ -12,10 +12,25 @@ from click.testing import CliRunner
 PACKAGES = ("hal", "sokoban", "codegen", "roller")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_of_a_face_can_be_used(package: str) -> None:
+def unusable(package: str) -> list[str]:
     face = importlib.import_module(package)
-    assert [name for name in face.__all__ if getattr(face, name, None) is None] == []
+    return [name for name in face.__all__ if getattr(face, name, None) is None]
+
+
+@pytest.mark.parametrize("package", [each for each in PACKAGES if each != "roller"])
+def test_every_name_of_a_face_can_be_used(package: str) -> None:
+    assert unusable(package) == []
+
+
+@pytest.mark.usefixtures("pytorch")
+def test_every_name_of_rollers_face_can_be_used() -> None:
+    assert unusable("roller") == []
+
+
+def test_compiling_loads_tvm_in_workers_alone() -> None:
+    code = "import sys, roller.compile.pipeline; print([name for name in ('torch', 'tvm') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_face_imports_nothing_before_it_is_used() -> None:

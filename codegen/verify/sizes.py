@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from codegen.bundle.records import SizeRange, SizeRecord
-from codegen.gpu.sources import cuda_kernel
 from codegen.target import Target
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
@@ -24,7 +23,6 @@ from codegen.tolerance import exact_tolerance, judge
 from codegen.verify.chain import Step
 from codegen.verify.emulator import EmulatorError, emulator_available
 from codegen.verify.engines import CHECKS, ORDER_SEEDS
-from codegen.verify.gpu import emulated_kernel, is_guard_written
 from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Sized, Trial, trial_of
 from sokoban.kernel.form import KernelForm
@@ -108,6 +106,8 @@ def _trial(check: SizesCheck, target: Target) -> Trial:
     Raises:
         LoweringError: a schedule cannot be lowered.
     """
+    from codegen.gpu.sources import cuda_kernel  # TVM, which a command that only plans its proofs does without
+
     steps = [(step.problem, step.schedule) for step in check.steps]
     entries = ["verify"] if len(steps) == 1 else [f"verify_part_{number}" for number in range(1, len(steps) + 1)]
     built = [cuda_kernel(LoweringRequest(*step, entry, target))[1] for step, entry in zip(steps, entries, strict=True)]
@@ -138,6 +138,8 @@ def _run(
     check: SizesCheck, trial: Trial, size: int, seeds: Sequence[int], seed: int, tolerance: float
 ) -> tuple[float | None, str, list[str]]:
     """Error of the results for a size, what is wrong with them, and which synchronizations ordered nothing."""
+    from codegen.verify.gpu import emulated_kernel, is_guard_written
+
     launch = check.form.launch_axis
     assert launch is not None
     form = resize(check.form, {**check.form.sizes, launch.name: size * launch.elements})
