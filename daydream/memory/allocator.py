@@ -29,7 +29,7 @@ class OutOfMemoryError(Exception):
         self.needed = needed
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """A part of a segment.
 
@@ -50,12 +50,17 @@ class Block:
     free: bool = False
 
     @property
+    def address(self) -> int:
+        """One number for its place; segments are 2**40 bytes apart."""
+        return (self.segment << 40) + self.offset
+
+    @property
     def key(self) -> tuple[int, int, int]:
         """Order among free blocks: by size, then by address."""
         return self.size, self.segment, self.offset
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Pool:
     """Free blocks of one kind, sorted by :attr:`Block.key`."""
 

@@ -196,76 +196,93 @@ def replayed(
     Raises:
         StepOutOfMemoryError: a step does not fit.
     """
-    allocated = [0] * memory.operators
-    reserved = [0] * memory.operators
+    allocated = reserved = np.zeros(memory.operators, np.int64)
     peaks = [0, 0]
-    for moments in step_moments(memory, CachingAllocator(capacity, expandable=expandable), steps):
-        allocated, reserved = [0] * memory.operators, [0] * memory.operators
-        for operator, _, _, in_use, held in moments:
-            if in_use > allocated[operator]:
-                allocated[operator] = in_use
-            if held > reserved[operator]:
-                reserved[operator] = held
-        peaks = [max(peaks[0], *allocated), max(peaks[1], *reserved)] if moments else peaks
-    return Replayed(np.asarray(allocated, np.int64), np.asarray(reserved, np.int64), *peaks)
+    for held in _steps(memory, CachingAllocator(capacity, expandable=expandable), steps):
+        allocated, reserved = np.array(held, np.int64).reshape(-1, 2).T
+        peaks = [max(peaks[0], int(allocated.max(initial=0))), max(peaks[1], int(reserved.max(initial=0)))]
+    return Replayed(allocated, reserved, *peaks)
 
 
-def step_moments(memory: Footprint, allocator: CachingAllocator, steps: int) -> Iterator[list[Moment]]:
-    """Requests to the allocator in every step; one that says where it stands begins every operator.
+def moments_of_last_step(memory: Footprint) -> list[Moment]:
+    """Allocations and frees of the last of :data:`REPLAYED_STEPS` steps on a device without a limit."""
+    moments: list[Moment] = []
+    for _ in _steps(memory, CachingAllocator(), REPLAYED_STEPS, moments):
+        pass
+    return moments
+
+
+def _steps(
+    memory: Footprint, allocator: CachingAllocator, steps: int, moments: list[Moment] | None = None
+) -> Iterator[list[tuple[int, int]]]:
+    """Largest allocated and reserved bytes within every operator, step by step; ``moments`` takes those of the last.
 
     Raises:
         StepOutOfMemoryError: a step does not fit.
     """
-    resident = [each for each in memory.held if each.born == NONE and each.bytes]
+    held: list[tuple[int, int]] = []
     behind: list[Block] = []
-    at = 0
     try:
-        for each in resident:
-            if each.kind is not MemoryKind.OPTIMIZER:
+        for each in memory.held:
+            if each.born == NONE and each.bytes and each.kind is not MemoryKind.OPTIMIZER:
                 allocator.allocate(each.bytes)
+        births = _births(memory, first=True)
         for step in range(steps):
-            moments: list[Moment] = []
-            for moment in _through(allocator, memory, behind, first=step == 0):
-                at = moment.operator
-                moments.append(moment)
-            yield moments
+            held.clear()
+            _through(allocator, births, behind, held, moments if step == steps - 1 else None)
+            yield held
+            births = _births(memory, first=False) if step == 0 else births
     except OutOfMemoryError as error:
-        raise StepOutOfMemoryError(at, error.needed) from None
+        raise StepOutOfMemoryError(max(len(held) - 1, 0), error.needed) from None
 
 
-def _through(allocator: CachingAllocator, memory: Footprint, behind: list[Block], *, first: bool) -> Iterator[Moment]:
-    """One step; ``behind`` holds the blocks that the step before left, and then those that this one leaves."""
-    births: dict[int, list[Allocation]] = {}
-    deaths: dict[int, list[Block]] = {}
+def _births(memory: Footprint, *, first: bool) -> list[list[tuple[int, int]]]:
+    """Bytes of what every operator makes, with the operator behind which it is freed: the number of operators where
+    that is in the next step, -1 for never, as for the optimizer's states, which the first update makes.
+    """
+    births: list[list[tuple[int, int]]] = [[] for _ in range(memory.operators)]
+    if first and births:
+        # The update begins behind the last operator that makes a gradient. A step without one makes states in the end.
+        update = 1 + max((each.born for each in memory.held if each.kind is MemoryKind.GRADIENTS), default=NONE)
+        states = (each for each in memory.held if each.kind is MemoryKind.OPTIMIZER and each.bytes)
+        births[min(update, memory.operators - 1)].extend((each.bytes, NONE) for each in states)
     for each in memory.held:
         if each.born != NONE and each.bytes:
-            births.setdefault(each.born, []).append(each)
-    states = [each for each in memory.held if each.kind is MemoryKind.OPTIMIZER and each.bytes]
-    # The update begins behind the last operator that makes a gradient.
-    update = 1 + max((each.born for each in memory.held if each.kind is MemoryKind.GRADIENTS), default=NONE)
+            births[each.born].append((each.bytes, min(each.died, memory.operators)))
+    return births
 
-    def moment(operator: int, size: int, block: Block) -> Moment:
-        address = (block.segment << 40) + block.offset
-        return Moment(operator, size, address, allocator.allocated, allocator.reserved)
 
-    def freed(operator: int, blocks: list[Block]) -> Iterator[Moment]:
+def _through(
+    allocator: CachingAllocator,
+    births: list[list[tuple[int, int]]],
+    behind: list[Block],
+    held: list[tuple[int, int]],
+    moments: list[Moment] | None,
+) -> None:
+    """One step; ``behind`` holds the blocks that the step before left, and then those that this one leaves."""
+
+    def note(operator: int, size: int, address: int) -> None:
+        if moments is not None:
+            moments.append(Moment(operator, size, address, allocator.allocated, allocator.reserved))
+
+    def free(operator: int, blocks: list[Block]) -> None:
         for block in blocks:
             # Joining with neighbours moves the block.
-            size, place = block.size, Block(block.segment, block.offset, 0)
+            size, address = block.size, block.address
             allocator.free(block)
-            yield moment(operator, -size, place)
+            note(operator, -size, address)
 
-    yield from freed(0, behind)
-    behind.clear()
-    for operator in range(memory.operators):
-        # Operators that allocate nothing have a moment, too.
-        yield Moment(operator, 0, NONE, allocator.allocated, allocator.reserved)
-        # A step without an update makes them in the end.
-        for state in states if first and operator == min(update, memory.operators - 1) else ():
-            block = allocator.allocate(state.bytes)
-            yield moment(operator, block.size, block)
-        for each in births.get(operator, ()):
-            block = allocator.allocate(each.bytes)
-            (behind if each.died >= memory.operators else deaths.setdefault(each.died, [])).append(block)
-            yield moment(operator, block.size, block)
-        yield from freed(operator, deaths.pop(operator, []))
+    free(0, behind)
+    deaths: list[list[Block]] = [[] for _ in range(len(births) + 1)]
+    for operator, made in enumerate(births):
+        held.append((allocator.allocated, allocator.reserved))
+        reserved = allocator.reserved
+        for size, died in made:
+            block = allocator.allocate(size)
+            reserved = max(reserved, allocator.reserved)
+            if died != NONE:
+                deaths[died].append(block)
+            note(operator, block.size, block.address)
+        held[-1] = (allocator.allocated, reserved)
+        free(operator, deaths[operator])
+    behind[:] = deaths[-1]

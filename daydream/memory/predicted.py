@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.capture.captured import Capture
-from daydream.memory.allocator import CachingAllocator
 from daydream.memory.device import context_bytes, handle_bytes
 from daydream.memory.footprint import (
-    REPLAYED_STEPS,
     Allocation,
     Footprint,
     MemoryKind,
     Replayed,
     footprint,
+    moments_of_last_step,
     replayed,
-    step_moments,
 )
 from daydream.memory.workspace import workspaces
 from daydream.operators.calls import OperatorPrice
@@ -110,8 +108,7 @@ def memory_events(memory: StepMemory, begin_us: Floats, end_us: Floats) -> Memor
         begin_us: when the host begins with every operator, microseconds.
         end_us: when it is done with it.
     """
-    *_, last = step_moments(memory.footprint, CachingAllocator(), REPLAYED_STEPS)
-    moments = [each for each in last if each.bytes]
+    moments = moments_of_last_step(memory.footprint)
     operator = np.array([each.operator for each in moments], np.int64)
     size = np.array([each.bytes for each in moments], np.int64)
     # What an operator needs it asks for when it begins; what is not needed any more goes when it is done. What the step
