@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import torch
 
 from daydream.capture.failures import failures_as_errors
+from daydream.capture.models.deferred import deferred
 from daydream.capture.models.fused_attention import fused_if_written_out
 from daydream.capture.models.inputs import inputs_of_model
 from daydream.capture.models.torchvision_operators import import_torchvision
@@ -51,6 +53,9 @@ def hugging_face_subject(
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import_torchvision()
+    # Losses of detection match boxes of real data; every model imports them.
+    with deferred("scipy.optimize", "linear_sum_assignment"):
+        import_module("transformers.loss.loss_utils")
     path = path / _CONFIG if path.is_dir() else path
     config = _configuration(path)
     builder = _builder(path, config, class_name)

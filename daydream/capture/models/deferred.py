@@ -1,0 +1,51 @@
+"""Functions of modules that are slow to import, imported when they are called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def deferred(module: str, function: str) -> Iterator[None]:
+    """Within, importing one function of a module does not import the module: calling the function does.
+
+    Whatever else is taken of the module meanwhile imports it at once.
+
+    >>> with deferred("colorsys", "rgb_to_hsv"):
+    ...     from colorsys import rgb_to_hsv
+    >>> rgb_to_hsv(0.0, 0.0, 0.5)
+    (0.0, 0.0, 0.5)
+    """
+    if module in sys.modules:
+        yield
+        return
+    stand_in = ModuleType(module)
+
+    def real() -> ModuleType:
+        if sys.modules.get(module) is stand_in:
+            del sys.modules[module]
+        return import_module(module)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        implementation: Callable[..., Any] = getattr(real(), function)
+        return implementation(*arguments, **keywords)
+
+    def attribute(name: str) -> Any:
+        # The import system asks whether it is a package.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(real(), name)
+
+    stand_in.__getattr__ = attribute  # type: ignore[method-assign]
+    setattr(stand_in, function, call)
+    sys.modules[module] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(module) is stand_in:
+            del sys.modules[module]
