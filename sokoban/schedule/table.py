@@ -101,6 +101,8 @@ class ScheduleTable:
             missing tensor, stand for one access.
         waits: times that a thread waits for its copies of a step, by tensor, as loops of kernels of others make it; 0,
             and a missing tensor, leave it to the compiler.
+        branches: whether guarded copies of a tensor are branches, whose loads hardly overlap, by tensor, as in kernels
+            of others whose steps are written out; a missing tensor's are in a single step.
         address: integer instructions of every read in place for its address or guard, by tensor, where kernels of
             others need some; 0, and a missing tensor, stand for constants within the read itself.
     """
@@ -128,6 +130,7 @@ class ScheduleTable:
     reads: Mapping[str, Ints] = field(default_factory=dict)
     pieces: Mapping[str, Ints] = field(default_factory=dict)
     waits: Mapping[str, Ints] = field(default_factory=dict)
+    branches: Mapping[str, Bools] = field(default_factory=dict)
     address: Mapping[str, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -175,6 +178,7 @@ class ScheduleTable:
             reads={},
             pieces={},
             waits={},
+            branches={},
             address={},
             **columns,
         )
@@ -253,7 +257,8 @@ class ScheduleTable:
     @property
     def spells_out(self) -> bool:
         """True if schedules cut loops twice or say how a thread reads: what compiled code does not know."""
-        return any((self.inner_thread, self.inner_step, self.reads, self.pieces, self.waits, self.address))
+        spelled = (self.inner_thread, self.inner_step, self.reads, self.pieces, self.waits, self.branches, self.address)
+        return any(spelled)
 
     def instruction_at(self, position: int) -> Instruction:
         """Instruction that computes the tiles of one schedule."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
-from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
+from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, product
 
 TILED = ("conv", "depthwise", "matmul")
 FLAT = ("pooling", "reduction", "elementwise")
@@ -174,7 +174,18 @@ def _tiled(kind: str, columns: Columns) -> Kernel:
         inner_step={axis: factors(name, ("in",)) for axis, name in reduced.items()},
     )
     assert tuple(table.block) == form.spatial and tuple(table.step) == form.reduced
-    return Kernel("", operator, table)
+    written = _writes_out_steps(table)
+    return Kernel("", operator, replace(table, branches=dict.fromkeys(inputs, written)))
+
+
+def _writes_out_steps(table: ScheduleTable) -> Bools:
+    """Programs whose loop over steps TVM writes out: all statements of the kernel are at most ``unroll_max_step``, the
+    copies of a thread and its multiply-adds (``UnrollLoop`` counts stores)."""
+    statements = table.accumulators * table.thread_points
+    for load in table.form.body_loads:
+        elements, vector = product(table.extents(load), table.count), table.vector[load.tensor]
+        statements = statements + vector * np.ceil(elements / (table.threads_per_block * vector))
+    return (table.step_count > 1) & (table.step_count * statements <= table.unroll)
 
 
 # Flat programs

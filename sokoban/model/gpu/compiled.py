@@ -27,6 +27,7 @@ from sokoban.language.expression import Load
 from sokoban.model.gpu.banks import cycles_of_request
 from sokoban.model.gpu.loops import COMPILER_UNROLL
 from sokoban.model.gpu.occupancy import uncounted_registers
+from sokoban.model.gpu.reuse import is_read_again
 from sokoban.model.gpu.row_work import row_work
 from sokoban.model.gpu.stages import (
     cache_latencies,
@@ -38,7 +39,7 @@ from sokoban.model.gpu.stages import (
     walks_innermost,
 )
 from sokoban.model.gpu.step import Occupancy
-from sokoban.model.gpu.transactions import keeps_in_l2, touched_parts
+from sokoban.model.gpu.transactions import keeps_in_l2, l2_room, touched_parts
 from sokoban.model.gpu.work import body_instructions
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
@@ -263,7 +264,8 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         output.element_count, dram.bandwidth_bytes_per_second,
         sum([read_bytes(form.expr, form.expr.tensor_by_name[tensor]) for tensor in others]), latency_seconds(device),
         opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
-        final_seconds(placed), *[layer / latency_seconds(device) for layer in cache_latencies(device)],
+        final_seconds(placed), *[layer / latency_seconds(device) for layer in cache_latencies(device)], l2_room(device),
+        shared.capacity_bytes,
     ]  # fmt: skip
     return ints, doubles
 
@@ -279,7 +281,8 @@ def _load(placed: PlacedForm, load: Load, place: Mapping[str, int], tensor: int)
     along_outputs, along_reduction = walks_innermost(form, load)
     ints = [
         tensor, read.element_bytes, load.pad is not None, vectorises,
-        order[-1] if order else -1, keeps_in_l2(form, load, device), along_outputs, along_reduction, len(dimensions),
+        order[-1] if order else -1, keeps_in_l2(form, load, device), is_read_again(form, load), along_outputs,
+        along_reduction, len(dimensions),
     ]  # fmt: skip
     for dimension, size in zip(dimensions, read.shape, strict=True):
         ints += [size, abs(dimension.stride), dimension.offset, len(dimension.terms)]

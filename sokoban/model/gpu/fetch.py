@@ -7,11 +7,13 @@ for which no warp can compute because the loads of one thread wait for each othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from hal.spec.device import DeviceSpec
+from sokoban.kernel.regions import DataDimension, data_dimension
 from sokoban.language.expression import Load
 from sokoban.model.gpu.banks import cycles_of_request
 from sokoban.model.gpu.transactions import tile_transaction_bytes
@@ -35,13 +37,16 @@ ASYNCHRONOUS_INSTRUCTIONS = 3.0
 ASYNCHRONOUS_GUARD_INSTRUCTIONS = 1.0
 
 #: Loads that one thread has under way before the first of their stores makes it wait: in unrolled code the compiler
-#: hoists about as many as it has registers for; a rolled loop it unrolls by four; a guarded load is a branch, and few
-#: or none of these overlap. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads
-#: where no guard changes from step to step, 1.3 where some do and 1.1 in a single step; what lies between is chosen by
-#: the times of programs.
+#: hoists about as many as it has registers for; a rolled loop it unrolls by four. Loads of a thread that share a guard
+#: are under one branch and overlap as others do. Guards that differ are predicates in a loop over steps, computed
+#: before it as far as they do not change, and branches where there is no loop: in a single step, or where all steps
+#: are written out. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads where no
+#: guard changes from step to step, 1.3 where some do and 1.1 in a single step; 3.5 for loops was chosen by the times
+#: of programs.
 UNROLLED_LOADS = 16.0
 ROLLED_LOADS = 4.0
 GUARDED_UNROLLED_LOADS = 3.5
+BRANCHING_LOADS = 1.1
 GUARDED_LOADS = 1.0
 
 #: Wavefronts of the load/store unit per line that a load touches: lines of a request that misses are handed on at
@@ -118,7 +123,7 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
         * (np.maximum(tags_per_request * LINE_WAVEFRONTS, cycles) + np.maximum(stores_per_request, cycles)),
         bulk_passes=elements * (element_bytes / _LINE_BYTES),
         elements_per_thread=loads * width,
-        batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
+        batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, load, loads, vector)),
         bytes=tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
     )
 
@@ -226,14 +231,36 @@ def _waits(table: ScheduleTable, load: Load, loads: Floats, vector: Ints) -> Flo
     return np.where(table.extents(load)[-1] % vector == 0, loads / vector, loads)
 
 
-def loads_in_flight(table: ScheduleTable, loads: Floats, guarded: bool) -> Floats:
-    """Loads of one thread that wait for memory together, at most ``loads``."""
+def loads_in_flight(table: ScheduleTable, load: Load, loads: Floats, vector: Ints) -> Floats:
+    """Loads of one thread that wait for memory together, at most ``loads``; ``vector`` elements follow each other."""
     unrolled = loads <= np.maximum(table.unroll, 1)
-    if guarded:
-        together = np.where(unrolled, GUARDED_UNROLLED_LOADS, GUARDED_LOADS)
-    else:
-        together = np.where(unrolled, UNROLLED_LOADS, ROLLED_LOADS)
+    together = np.where(unrolled, UNROLLED_LOADS, ROLLED_LOADS)
+    if load.pad is not None:
+        branches = table.branches.get(load.tensor, False) | (table.step_count == 1)
+        guarded = np.where(unrolled, np.where(branches, BRANCHING_LOADS, GUARDED_UNROLLED_LOADS), GUARDED_LOADS)
+        together = np.where(_is_guard_shared(table, load, vector), together, guarded)
     return np.minimum(loads, together)
+
+
+def _is_guard_shared(table: ScheduleTable, load: Load, vector: Ints) -> Bools:
+    """True if all elements that a thread copies lie at the same place of the dimensions that leave the tensor, or at
+    places that are the same for all threads, so that one guard serves them."""
+    shape, extents = table.form.expr.tensor_by_name[load.tensor].shape, table.extents(load)
+    checked = [
+        leaves_tensor(data_dimension(index), size, table.form.sizes)
+        for index, size in zip(load.indices, shape, strict=True)
+    ]
+    if not any(checked):
+        return np.zeros(table.count, dtype=bool)
+    box = product(extents[checked.index(True) :], table.count)
+    at_once = table.threads_per_block * vector
+    return (at_once % extents[-1] == 0) & ((at_once % box == 0) | (box % at_once == 0))
+
+
+def leaves_tensor(dimension: DataDimension, size: int, sizes: Mapping[str, int]) -> bool:
+    """True if indices of a dimension of ``size`` elements may be outside it."""
+    last = dimension.offset + dimension.stride * (dimension.extent(sizes) - 1)
+    return dimension.offset < 0 or last >= size
 
 
 def _contiguous_run(table: ScheduleTable, load: Load) -> Ints:

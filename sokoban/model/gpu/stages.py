@@ -6,6 +6,8 @@ board come from its spec; the constants here are about compilers and are the sam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hal.spec.device import DeviceSpec
@@ -14,13 +16,14 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension, read_bytes
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
-from sokoban.model.gpu.fetch import ROLLED_LOADS, UNROLLED_LOADS
+from sokoban.model.gpu.fetch import ROLLED_LOADS, UNROLLED_LOADS, Fetch
+from sokoban.model.gpu.reuse import bytes_of_all_steps
 from sokoban.model.gpu.row_work import bytes_again, row_bytes, row_passes
 from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads, working_warps
 from sokoban.model.gpu.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
 from sokoban.model.gpu.work import final_flops, is_flat
 from sokoban.schedule.bulk_copies import read_share
-from sokoban.schedule.table import Bools, Floats, ScheduleTable, product, shares_rows
+from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, product, shares_rows
 
 #: A load's latency on a busy memory system over the idle one; a synchronised step waits for a load, its store, two
 #: barriers and the first operand: as many idle latencies.
@@ -46,6 +49,10 @@ L1_REUSE = 4
 
 #: Bytes of DRAM that one activation opens for one channel.
 DRAM_PAGE_BYTES = 1024
+
+#: Bytes of L1 that shared memory never takes: 28 KiB of 192 (A100), 256 (H100) and 128 (RTX 30), 32 KiB on Volta and
+#: Turing (CUDA C++ Programming Guide, "Compute Capabilities").
+LEAST_L1_BYTES = 28 << 10
 
 #: Bytes of a line of L1.
 LINE_BYTES = 128
@@ -135,15 +142,16 @@ def l2_seconds(step: BlockStep) -> Floats:
 def l2_bytes(step: BlockStep) -> Floats:
     """Bytes that a block takes from L2 in a step, and what it spills.
 
-    A staged tile is read once per step, what the blocks of a cluster have in common once by all of them. Without
-    staging neighbouring threads share lines through L1, so that a block touches its tile once per step too, as long as
-    the lanes of a warp walk the innermost dimension.
+    A staged tile is read once per step, what the blocks of a cluster have in common once by all of them, and what L1
+    has of earlier steps not again (:func:`read_bytes_of_step`). Without staging neighbouring threads share lines
+    through L1, so that a block touches its tile once per step too, as long as the lanes of a warp walk the innermost
+    dimension.
     """
     table = step.table
     l2 = step.device.l2 or step.device.dram
     block_bytes: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
-        moved = part.bytes * read_share(table, load)
+        moved = read_bytes_of_step(step, load, part) * read_share(table, load)
         staged = table.cached[load.tensor]
         if not staged.all():
             together = _lanes_walk_innermost(table, load) | staged
@@ -154,6 +162,25 @@ def l2_bytes(step: BlockStep) -> Floats:
     if step.rows is not None and step.form.is_rows:
         block_bytes = row_bytes(table, l2.transaction_bytes, step.rows)
     return block_bytes + local_bytes(step)
+
+
+def read_bytes_of_step(step: BlockStep, load: Load, part: Fetch) -> Floats:
+    """Bytes of a tile that a block reads in a step past L1, in the mean of all steps: rows of windows, and ends of
+    transactions, that an earlier step has read are in L1 as long as it has room for what the blocks of a unit read
+    meanwhile. Asynchronous and bulk copies pass by L1."""
+    table, device, form = step.table, step.device, step.form
+    through = table.cached[load.tensor] & ~table.asynchronous & ~table.bulk & ~table.mma
+    if not form.reduced or not through.any():
+        return part.bytes
+    transaction = (device.l2 or device.dram).transaction_bytes
+    running = step.occupancy.running
+    room = device.shared.capacity_bytes + LEAST_L1_BYTES - step.occupancy.shared * running
+
+    def bytes_of(each: Load, tile: Mapping[str, Ints]) -> Floats:
+        return tile_transaction_bytes(table, each, tile, transaction)
+
+    each_block = bytes_of_all_steps(table, load, table.block, np.maximum(room, LEAST_L1_BYTES) / running, bytes_of)
+    return np.where(through, np.minimum(part.bytes, each_block / table.step_count), part.bytes)
 
 
 def local_bytes(step: BlockStep) -> Floats:

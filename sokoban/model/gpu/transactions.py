@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,8 +13,12 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.regions import DataDimension, data_dimension
 from sokoban.language.expression import GatheredIndex, Load
+from sokoban.model.gpu.reuse import bytes_of_all_steps, is_read_again
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
+
+#: Share of L2 that keeps what is read again, besides results and other data; beyond all of it nothing is kept.
+KEPT_SHARE = 0.5
 
 
 def tile_transaction_bytes(
@@ -152,7 +157,8 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
     """Bytes of ``load``'s tensor that come from DRAM: compulsory traffic, plus what L2 cannot keep between waves.
 
     The blocks that run at the same time share the data of their super-tile through L2. The next ones read theirs
-    again, unless the tensor stays in L2 as a whole.
+    again, unless the tensor stays in L2 as a whole; and so do steps of a window, where L2 has not room for what all
+    blocks read in between.
     """
     tensor = table.form.expr.tensor_by_name[load.tensor]
     compulsory = touched_bytes(table.form, load, device.dram.transaction_bytes)
@@ -163,7 +169,24 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
     for index, size in zip(load.indices, tensor.shape, strict=True):
         elements = elements * np.minimum(data_dimension(index).extent(together.tile), size)
     touched, _ = touched_parts(table.form, load, device.dram.transaction_bytes)
-    return np.maximum(together.rounds * elements * (compulsory / touched), compulsory)
+    once = np.maximum(together.rounds * elements * (compulsory / touched), compulsory)
+    if device.l2 is None or not is_read_again(table.form, load):
+        return once
+    in_all = bytes_of_all_steps(table, load, together.tile, l2_room(device), partial(_touched_bytes, table.form))
+    return once * np.maximum(1.0, in_all / _touched_bytes(table.form, load, together.tile))
+
+
+def _touched_bytes(form: KernelForm, load: Load, tile: Mapping[str, Ints]) -> Floats:
+    """Bytes of the elements that a tile reads; of a dimension that is walked with gaps those between are none."""
+    tensor = form.expr.tensor_by_name[load.tensor]
+
+    def touched(dimension: DataDimension, size: int) -> Ints:
+        points = math.prod([np.minimum(tile[axis], form.sizes[axis]) for axis, _ in dimension.terms])
+        return np.minimum(np.minimum(dimension.extent(tile), size), points)
+
+    dimensions = zip(map(data_dimension, load.indices), tensor.shape, strict=True)
+    bytes_: Floats = np.asarray(math.prod([touched(*each) for each in dimensions]) * float(tensor.element_bytes))
+    return bytes_
 
 
 def _tiles_of_a_matrix(form: KernelForm, load: Load) -> float:
@@ -181,7 +204,12 @@ def _tiles_of_a_matrix(form: KernelForm, load: Load) -> float:
 
 def keeps_in_l2(form: KernelForm, load: Load, device: DeviceSpec) -> bool:
     """True if L2 has room for the tensor of ``load`` as a whole, besides what else it holds."""
-    return device.l2 is not None and form.expr.tensor_by_name[load.tensor].size_bytes <= device.l2.capacity_bytes / 2
+    return device.l2 is not None and form.expr.tensor_by_name[load.tensor].size_bytes <= l2_room(device)
+
+
+def l2_room(device: DeviceSpec) -> float:
+    """Bytes of L2 that keep what is read again; 0 without L2."""
+    return 0.0 if device.l2 is None else device.l2.capacity_bytes * KEPT_SHARE
 
 
 def touched_parts(form: KernelForm, load: Load, transaction_bytes: int) -> tuple[float, float]:

@@ -17,6 +17,7 @@ typedef int64_t i64;
 #define UNROLLED_LOADS 16.0
 #define ROLLED_LOADS 4.0
 #define GUARDED_UNROLLED_LOADS 3.5
+#define BRANCHING_LOADS 1.1
 #define GUARDED_LOADS 1.0
 #define DIRECT_GUARD_INSTRUCTIONS 1.5
 #define STEP_LATENCY 2.0
@@ -26,6 +27,7 @@ typedef int64_t i64;
 #define UNPROMOTED_SHARE 0.9
 #define SPILL_PASSES 1.0
 #define UNHIDDEN_WAIT 1.0
+#define LEAST_L1_BYTES 28672
 #define HOISTED_WORDS 5.0
 #define LIKELY_HOISTED_WORDS 8.0
 #define HOISTING_RISK 0.15
@@ -39,7 +41,8 @@ typedef struct {
 } Dimension;
 
 typedef struct {
-  i64 tensor, element_bytes, guarded, vectorises, innermost, keeps_in_l2, walks_outputs, walks_reduction, dims;
+  i64 tensor, element_bytes, guarded, vectorises, innermost, keeps_in_l2, is_read_again, walks_outputs;
+  i64 walks_reduction, dims;
   double compulsory_bytes, touched;
   Dimension dim[DIMS];
 } Load;
@@ -55,6 +58,7 @@ typedef struct {
   double value_instructions, final_instructions, per_instruction, boost_hz, passes_per_second, l2_seconds_rate;
   double output_elements, dram_bandwidth, other_bytes, latency, slower, limit, operations, block_launch, final_seconds;
   double l2_share, l1_share; /* latencies by that of DRAM */
+  double l2_room, shared_capacity;
   Load load[LOADS];
 } Form;
 
@@ -107,11 +111,11 @@ static void read_form(Form *form, const i64 *ints, const double *doubles) {
   for (int i = 0; i < 29; i++) head[i] = *ints++;
   for (i64 a = 0; a < form->spatial + form->reduced; a++) form->size[a] = *ints++;
   double *rates = &form->value_instructions;
-  for (int i = 0; i < 17; i++) rates[i] = *doubles++;
+  for (int i = 0; i < 19; i++) rates[i] = *doubles++;
   for (i64 l = 0; l < form->loads; l++) {
     Load *load = &form->load[l];
     i64 *fields = &load->tensor;
-    for (int i = 0; i < 9; i++) fields[i] = *ints++;
+    for (int i = 0; i < 10; i++) fields[i] = *ints++;
     load->compulsory_bytes = *doubles++;
     load->touched = *doubles++;
     for (i64 d = 0; d < load->dims; d++) {
@@ -251,7 +255,7 @@ static void storage_order(const Load *load, const Row *row, i64 *order) {
     if (d != innermost) order[next++] = d;
 }
 
-static double tile_transaction_bytes(const Form *form, const Load *load, const Row *row, const i64 *extents,
+static double tile_transaction_bytes(const Form *form, const Load *load, const i64 *tile, const i64 *extents,
                                      i64 transaction, i64 by_lane) {
   if (!load->dims) return (double)transaction;
   i64 clipped[DIMS], count = 1, last = load->dims - 1;
@@ -270,7 +274,7 @@ static double tile_transaction_bytes(const Form *form, const Load *load, const R
   i64 start = 0;
   for (i64 t = 0; t < inner->term_count; t++) {
     i64 axis = inner->axis[t];
-    start = gcd(start, row->tile[axis] < form->size[axis] ? inner->coefficient[t] * inner->stride * row->tile[axis] : 0);
+    start = gcd(start, tile[axis] < form->size[axis] ? inner->coefficient[t] * inner->stride * tile[axis] : 0);
   }
   if (load->dims > 1) start = gcd(start, inner->size);
   if (inner->offset) start = gcd(start, inner->offset);
@@ -279,6 +283,61 @@ static double tile_transaction_bytes(const Form *form, const Load *load, const R
   double per_row = start >= transaction ? ceil(run_bytes / (double)transaction)
                                         : (run_bytes + (double)transaction - (double)start) / (double)transaction;
   return fleast(rows * per_row, elements) * (double)transaction;
+}
+
+/* ---- data read again (reuse.py) */
+
+typedef double (*BytesOf)(const Form *form, const Load *load, const i64 *tile);
+
+static double transaction_bytes_of(const Form *form, const Load *load, const i64 *tile) {
+  i64 extents[DIMS];
+  for (i64 d = 0; d < load->dims; d++) extents[d] = extent(&load->dim[d], tile);
+  return tile_transaction_bytes(form, load, tile, extents, form->l2_transaction, 0);
+}
+
+static double touched_bytes_of(const Form *form, const Load *load, const i64 *tile) {
+  double total = (double)load->element_bytes;
+  for (i64 d = 0; d < load->dims; d++) {
+    const Dimension *dim = &load->dim[d];
+    i64 points = 1;
+    for (i64 t = 0; t < dim->term_count; t++) points *= least(tile[dim->axis[t]], form->size[dim->axis[t]]);
+    total = total * (double)least(least(extent(dim, tile), dim->size), points);
+  }
+  return total;
+}
+
+static double turns_between(const Form *form, const Load *load, i64 axis) {
+  double turns = 1.0;
+  for (i64 d = 0; d < load->dims; d++) {
+    const Dimension *dim = &load->dim[d];
+    i64 along = 0, across = 0;
+    for (i64 t = 0; t < dim->term_count; t++) {
+      i64 c = dim->coefficient[t] < 0 ? -dim->coefficient[t] : dim->coefficient[t];
+      if (dim->axis[t] == axis) along = c;
+      if (dim->axis[t] < form->spatial) across = across ? least(across, c) : c;
+    }
+    if (along && across) turns = fmost(turns, (double)across / (double)along);
+  }
+  return turns;
+}
+
+/* Bytes of a load over all steps; `tile` has the spatial axes of what shares the cache, its others are written. */
+static double bytes_of_all_steps(const Form *form, const Load *load, const Row *row, i64 *tile, double capacity,
+                                 BytesOf bytes_of) {
+  i64 all = form->spatial + form->reduced;
+  for (i64 a = form->spatial; a < all; a++) tile[a] = least(row->tile[a], form->size[a]);
+  double inside = bytes_of(form, load, tile), moved = inside;
+  for (i64 a = all - 1; a >= form->spatial; a--) {
+    double touched = 0.0, turns = (double)ceiling(form->size[a], tile[a]);
+    for (i64 l = 0; l < form->loads; l++) touched = touched + bytes_of(form, &form->load[l], tile);
+    tile[a] = form->size[a];
+    double through = bytes_of(form, load, tile);
+    double kept = 2.0 - touched * turns_between(form, load, a) / capacity;
+    kept = kept < 0.0 ? 0.0 : kept > 1.0 ? 1.0 : kept;
+    moved = moved * (kept * fleast(through / inside, turns) + (1.0 - kept) * turns);
+    inside = through;
+  }
+  return moved;
 }
 
 /* ---- lanes */
@@ -415,9 +474,24 @@ static double turned_store_passes(const Form *form, const Load *load, const Row 
   return fmost(1.0, (double)form->lanes / (double)reached);
 }
 
-static double loads_in_flight(const Row *row, double loads, i64 guarded) {
+static i64 is_guard_shared(const Form *form, const Load *load, const Row *row, const i64 *extents, i64 vector) {
+  i64 box = 1, checked = 0, at_once = row->threads_per_block * vector;
+  for (i64 d = 0; d < load->dims; d++) {
+    const Dimension *dim = &load->dim[d];
+    i64 last = dim->offset + dim->stride * (extent(dim, form->size) - 1);
+    checked = checked || dim->offset < 0 || last >= dim->size;
+    if (checked) box *= extents[d];
+  }
+  return checked && at_once % extents[load->dims - 1] == 0 && (at_once % box == 0 || box % at_once == 0);
+}
+
+static double loads_in_flight(const Form *form, const Load *load, const Row *row, const i64 *extents, double loads,
+                              i64 vector) {
   i64 unrolled = loads <= (double)most(row->unroll, 1);
-  return fleast(loads, guarded ? (unrolled ? GUARDED_UNROLLED_LOADS : GUARDED_LOADS) : (unrolled ? UNROLLED_LOADS : ROLLED_LOADS));
+  double together = unrolled ? UNROLLED_LOADS : ROLLED_LOADS;
+  if (load->guarded && !is_guard_shared(form, load, row, extents, vector))
+    together = !unrolled ? GUARDED_LOADS : row->step_count == 1 ? BRANCHING_LOADS : GUARDED_UNROLLED_LOADS;
+  return fleast(loads, together);
 }
 
 static double tags_per_request(const Form *form, const Load *load, i64 run, i64 vector, i64 vectorised) {
@@ -474,8 +548,8 @@ static Fetch fetch(const Form *form, const Load *load, const Row *row, const i64
                                       (double)form->request_cycles) +
                                 fmost(stores, (double)form->request_cycles)),
       .elements_per_thread = loads * (double)width,
-      .batches = fmost(1.0, waits / loads_in_flight(row, loads, guarded)),
-      .bytes = tile_transaction_bytes(form, load, row, extents, form->l2_transaction, 0),
+      .batches = fmost(1.0, waits / loads_in_flight(form, load, row, extents, loads, vector)),
+      .bytes = tile_transaction_bytes(form, load, row->tile, extents, form->l2_transaction, 0),
   };
   return part;
 }
@@ -603,11 +677,16 @@ static double super_tile(const Form *form, const Row *row, i64 remaining, i64 *t
   return rounds;
 }
 
-static double dram_bytes(const Load *load, const i64 *together, double rounds) {
+static double dram_bytes(const Form *form, const Load *load, const Row *row, const i64 *together, double rounds) {
   if (load->keeps_in_l2) return load->compulsory_bytes;
   double elements = 1.0;
   for (i64 d = 0; d < load->dims; d++) elements = elements * (double)least(extent(&load->dim[d], together), load->dim[d].size);
-  return fmost(rounds * elements * (load->compulsory_bytes / load->touched), load->compulsory_bytes);
+  double once = fmost(rounds * elements * (load->compulsory_bytes / load->touched), load->compulsory_bytes);
+  if (!load->is_read_again || form->l2_room == 0.0) return once;
+  i64 tile[AXES];
+  memcpy(tile, together, sizeof(tile));
+  double in_all = bytes_of_all_steps(form, load, row, tile, form->l2_room, touched_bytes_of);
+  return once * fmost(1.0, in_all / touched_bytes_of(form, load, together));
 }
 
 /* ---- everything together */
@@ -759,9 +838,15 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     passes = passes + warps * (form->reduces ? reads[l].passes : parts[l].loads);
     passes = passes + (staged ? parts[l].wavefronts : 0.0);
     double moved = parts[l].bytes;
+    if (staged && !row->asynchronous && form->reduced) {
+      i64 room = most((i64)form->shared_capacity + LEAST_L1_BYTES - shared * running, LEAST_L1_BYTES), tile[AXES];
+      memcpy(tile, row->tile, sizeof(tile));
+      double each = bytes_of_all_steps(form, load, row, tile, (double)room / (double)running, transaction_bytes_of);
+      moved = fleast(moved, each / (double)row->step_count);
+    }
     i64 walks = form->contiguous && row->reduce_threads > 1 ? load->walks_reduction : load->walks_outputs;
     if (!staged && !walks)
-      moved = fmost(moved, tile_transaction_bytes(form, load, row, extents[l], form->l2_transaction, 1) / 4.0);
+      moved = fmost(moved, tile_transaction_bytes(form, load, row->tile, extents[l], form->l2_transaction, 1) / 4.0);
     block_bytes = block_bytes + moved;
     first = fmost(first, staged ? STEP_LATENCY : LOADED_LATENCY);
     if (staged) {
@@ -801,7 +886,7 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
     if (form->reads_pages && !row->cached[load->tensor] && load->dims &&
         (double)cache_lines(form, load, row, 1024) >= lanes_of_warp / 2.0)
       factor = form->slower;
-    moved = moved + fleast(dram_bytes(load, together, rounds), fetched) * factor;
+    moved = moved + fleast(dram_bytes(form, load, row, together, rounds), fetched) * factor;
   }
   moved = moved + form->other_bytes;
   if (direct_loads > 0.0 && !shares) {
@@ -998,6 +1083,6 @@ void traffic(const i64 *ints, const double *doubles, const i64 *columns, const i
     read_row(&form, &row, columns, padding, raster, count, index);
     double rounds = super_tile(&form, &row, most(1, resident[index]), together);
     moved[index] = 0.0;
-    for (i64 l = 0; l < form.loads; l++) moved[index] = moved[index] + dram_bytes(&form.load[l], together, rounds);
+    for (i64 l = 0; l < form.loads; l++) moved[index] = moved[index] + dram_bytes(&form, &form.load[l], &row, together, rounds);
   }
 }
