@@ -63,6 +63,7 @@ def test_the_difference_that_is_shown_makes_the_device(tmp_path: Path) -> None:
     assert made.peak_flops("float32") * 8 == server.peak_flops("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operator",
     [
@@ -131,6 +132,7 @@ def tells_devices_apart(text: str) -> list[int]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["sokoban", "roller"])
 def test_no_code_asks_which_device_it_is(package: str) -> None:
     found = {

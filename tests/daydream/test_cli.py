@@ -298,6 +298,7 @@ def test_recorded_traces_are_replayed(name: str) -> None:
     assert answer["tasks"] > 500
 
 
+@pytest.mark.slow
 def test_a_recorded_trace_has_an_answer_to_every_question(tmp_path: Path) -> None:
     path = recorded_trace("resnet50_v100_nw0")
     (tmp_path / "own.py").write_text(OWN)

@@ -50,6 +50,7 @@ def write(name: str, data: Any) -> str:
 # Bad input: one line, exit code 2, nothing left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -136,6 +136,7 @@ class Pool:
         return future
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_compiled_kernels_say_who_found_them(method: str) -> None:
     names = ("one", "two", "three")

@@ -60,6 +60,7 @@ def record_of(bundle: Bundle) -> SizeRecord:
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "multiple", "columns", "sizes"),
     [(48, 1, 32, (1, 2, 3, 17, 31, 40, 48)), (128, 8, 512, (8, 16, 24, 64, 104, 128))],
@@ -88,6 +89,7 @@ class _NoneForMany(SizedPrograms):
         return np.array([1.0 if min((size - 1) // 3, len(self.candidates) - 1) == each else 1.5 for each in wanted])
 
 
+@pytest.mark.slow
 def test_there_are_as_many_kernels_as_the_promise_takes(product: SizedPrograms) -> None:
     general = tuple(each for each in product.candidates if each.only is None and len(each.program.parts) == 1)[:20]
     programs = _NoneForMany(product.expr, product.device, general, product.last)
@@ -99,6 +101,7 @@ def test_there_are_as_many_kernels_as_the_promise_takes(product: SizedPrograms) 
         assert rule.price(size, by_candidate) <= LONGEST * prices.min(), size
 
 
+@pytest.mark.slow
 def test_refused_candidates_are_chosen_no_more(product: SizedPrograms) -> None:
     programs = SizedPrograms(product.expr, product.device, product.candidates, product.last)
     first = programs.rule().choices[-1].candidate

@@ -28,6 +28,7 @@ def outcome(folder: Path, text: str, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "message"),
     [

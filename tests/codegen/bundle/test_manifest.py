@@ -96,6 +96,7 @@ def test_times_and_sizes_carry_their_unit_in_the_key() -> None:
     assert {"seconds", "stage_seconds", "shared_bytes", "spill_bytes"} <= kernel_keys
 
 
+@pytest.mark.slow
 def test_the_schema_takes_a_manifest_and_nothing_less() -> None:
     schema = manifest_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -237,6 +237,7 @@ def test_it_is_written_as_other_passes_are():
         parse_pass("port")
 
 
+@pytest.mark.slow
 def test_the_recorded_resnet_50_ported_to_its_board_changes_nothing():
     from daydream.tasks.build import read_graph
 

@@ -79,6 +79,7 @@ def inputs_of_convolutions() -> Iterator[int]:
             channels, side = 4 * width, smaller
 
 
+@pytest.mark.slow
 def test_resnet_50_in_bytes() -> None:
     graph = with_memory(recorded(RESNET))
     before = graph.memory

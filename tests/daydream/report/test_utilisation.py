@@ -371,6 +371,7 @@ def _busy(events: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> 
 RESNET50, RESNET50_STEM = 4_089_184_256, 118_013_952
 
 
+@pytest.mark.slow
 def test_resnet50_on_a_v100_by_hand() -> None:
     events, steps = _raw("resnet50_v100_nw0")
     figures = _of("resnet50_v100_nw0", batch=32)
@@ -409,6 +410,7 @@ def test_resnet50_on_a_v100_by_hand() -> None:
     assert all(kernel.of_peak < figures.mean.of_peak for kernel in figures.slow_kernels)
 
 
+@pytest.mark.slow
 def test_a_recommendation_model_on_an_a100_by_hand() -> None:
     events, steps = _raw("trace_diff_control_a100")
     figures = _of("trace_diff_control_a100")
@@ -424,6 +426,7 @@ def test_a_recommendation_model_on_an_a100_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_recording_without_sizes_has_the_other_figures() -> None:
     events, steps = _raw("ns_resolution_v100")
     figures = _of("ns_resolution_v100")

@@ -122,6 +122,7 @@ def mutated(document: dict[str, Any], seed: int) -> bytes:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_a_damaged_trace_gives_a_result_or_one_clear_error(part: int, tmp_path: Path, new_seed: int) -> None:
     results = errors = 0

@@ -8,9 +8,11 @@ import textwrap
 import pytest
 
 PROGRAM = """
-    import os, time
+    import os, signal, time
     from hal.support.command_line import Program
 
+    # A shell's background jobs ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     program = Program("example")
 
     class Destroyed:

@@ -84,6 +84,7 @@ def test_library_is_the_library_model(here: Path) -> None:
     assert found["seconds"] < found["call_seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_directions_of_lines_and_of_the_command(here: Path, implementation: str) -> None:
     file = write(MATMUL, MATMUL | {"direction": "backward"}, MATMUL | {"direction": "forward"})

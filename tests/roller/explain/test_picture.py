@@ -127,6 +127,7 @@ def test_what_cannot_be_drawn_is_refused_at_once(product: Path, picture: str, me
     assert (result.exit_code, result.output) == (2, message.format(product.parent))
 
 
+@pytest.mark.slow
 def test_a_list_needs_a_name(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     operators = [{"op": "matmul", "m": 64, "n": 64, "k": 64, "name": name} for name in ("first", "second")]
@@ -155,6 +156,7 @@ def test_without_matplotlib_one_line_names_the_remedy(product: Path, monkeypatch
         check_plot(product.parent / "picture.png")
 
 
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "picture.png").write_text("old")

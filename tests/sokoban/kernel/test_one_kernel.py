@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from hal.support.errors import InputError
@@ -44,6 +45,7 @@ def form_of(data: dict[str, Any]) -> KernelForm | None:
         return None
 
 
+@pytest.mark.slow
 def test_enough_random_operators_are_one_kernel() -> None:
     forms: dict[str, KernelForm | None] = {}
 

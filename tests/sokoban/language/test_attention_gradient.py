@@ -46,6 +46,7 @@ def saved(sizes: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     return {"L": total, "D": (inputs["dY"] * results).sum(axis=-1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CASES, ids=["plain", "causal", "window", "one key head", "no scale"])
 def test_values_are_differences_of_the_forward_pass(changes: dict[str, Any]) -> None:
     sizes, random = SIZES | changes, np.random.default_rng(3)

@@ -48,6 +48,7 @@ def agree(spelling: Spelling, named: TensorExpr, written: TensorExpr) -> None:
         np.testing.assert_allclose(evaluate(written, given), evaluate(named, inputs), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(attention_spellings())
 def test_attention_is_recognised_however_it_is_written(spelling: Spelling) -> None:
@@ -59,6 +60,7 @@ def test_attention_is_recognised_however_it_is_written(spelling: Spelling) -> No
     assert form.expr.output == written.output
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(gradient_spellings())
 def test_gradients_are_recognised_however_they_are_written(spelling: Spelling) -> None:
@@ -152,6 +154,7 @@ def test_an_epilogue_may_follow() -> None:
     assert operator_from_data({"expr": inside, "sizes": SIZES}).origin is None
 
 
+@pytest.mark.slow
 def test_a_long_expression_is_left_alone() -> None:
     """Written into each other, statements that read the one before twice would have a million parts."""
     doubled = [f"X{n}[i,j] = exp(X{n - 1}[i,j]) * X{n - 1}[i,j]" for n in range(1, 20)]

@@ -49,6 +49,7 @@ def test_tables_have_operators_kinds_and_a_mean_of_all() -> None:
     assert list(flat_table(scores).columns[0].cells) == ["conv", "matmul"]
 
 
+@pytest.mark.slow
 def test_a_picture_has_a_panel_per_kind(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     scores = [score(kind, "", np.array([1.0, 2.0]), np.array([1.0, 3.0])) for kind in ("conv", "matmul")]

@@ -32,6 +32,7 @@ def test_a_table_has_a_row_for_each_board_source_and_kind() -> None:
     assert list(view.columns[-1].cells) == [f"{BAR:g}%"] * 2
 
 
+@pytest.mark.slow
 def test_measured_kernels_of_rows_are_within_the_bar() -> None:
     pytest.importorskip("pyarrow.parquet")
     if not PATH.exists():

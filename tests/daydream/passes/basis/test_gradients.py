@@ -224,6 +224,7 @@ def test_buckets_end_where_ddp_called_for_an_all_reduce():
             assert not ((nexts > end) & (nexts < later)).any()
 
 
+@pytest.mark.slow
 def test_all_reduces_of_a_recorded_group_carry_the_gradients():
     made = real("trace_diff_control_a100")
     rows = all_reduces(made)

@@ -131,6 +131,7 @@ def test_the_grid_tells_what_an_element_wise_kernel_moves(tmp_path: Path):
     assert elementwise_rate(made) == pytest.approx(2**21 / 10 / 1e3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "peak"), [("resnet50_v100_nw0", 900), ("trace_diff_control_a100", 1555)])
 def test_recorded_element_wise_kernels_come_near_the_memorys_bandwidth(name: str, peak: float):
     path = recorded_trace(name)

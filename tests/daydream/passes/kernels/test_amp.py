@@ -216,6 +216,7 @@ def test_the_pass_is_registered():
     assert registered()["amp"].parameters[0].default == 3.0
 
 
+@pytest.mark.slow
 def test_a_real_trace_gains_by_its_operators_sizes():
     from daydream.tasks.build import read_graph
 

@@ -123,3 +123,25 @@ def test_rows_do_not_depend_on_each_other() -> None:
             alone: Any = fetch(ScheduleTable.of(MATMUL, [schedule]), load, V100)
             for field in ("elements", "loads", "instructions", "wavefronts", "batches", "bytes"):
                 assert np.asarray(getattr(together, field))[position] == getattr(alone, field)[0]
+
+
+def waits_of_image(width: int, block: tuple[int, int], step: tuple[int, int, int]) -> float:
+    """Waits for the tile of a padded image of ``width`` columns per step, one output a thread."""
+    form = form_of(op="conv2d", n=8, c=64, h=width, w=width, f=64, kh=3, kw=3, padding="SAME")
+    tile = (("n", 4), ("f", 1), ("oh", block[0]), ("ow", block[1]))
+    schedule = TileSchedule(
+        block=tile, thread=(("n", 4), ("f", 1), ("oh", 1), ("ow", 1)),
+        step=(("c", step[0]), ("kh", step[1]), ("kw", step[2])), cached=("X", "W"), unroll=512, vector=(("X", 1),),
+    )  # fmt: skip
+    return float(fetched(form, schedule, "X").batches[0])
+
+
+def test_loads_behind_one_guard_overlap() -> None:
+    # 56 threads copy rows of 56 columns: 16 loads each, all in the same column. Rows of 58 shift from load to load.
+    assert waits_of_image(56, (1, 56), (4, 1, 1)) == 1.0
+    assert waits_of_image(56, (1, 56), (4, 1, 3)) > 4.0
+
+
+def test_guards_of_a_single_step_are_branches() -> None:
+    several, single = waits_of_image(56, (1, 56), (4, 3, 3)), waits_of_image(56, (1, 56), (64, 3, 3))
+    assert single / (64 / 4) > 2.5 * several
