@@ -37,14 +37,15 @@ ASYNCHRONOUS_INSTRUCTIONS = 3.0
 ASYNCHRONOUS_GUARD_INSTRUCTIONS = 1.0
 
 #: Loads that one thread has under way before the first of their stores makes it wait: in unrolled code the compiler
-#: hoists about as many as it has registers for; a rolled loop it unrolls by four. Loads of a thread that share a guard
-#: are under one branch and overlap as others do. Guards that differ are predicates in a loop over steps, computed
-#: before it as far as they do not change, and branches where there is no loop: in a single step, or where all steps
-#: are written out. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads where no
-#: guard changes from step to step, 1.3 where some do and 1.1 in a single step; 3.5 for loops was chosen by the times
-#: of programs.
+#: hoists about as many as it has registers for; a rolled loop it unrolls by four.
 UNROLLED_LOADS = 16.0
 ROLLED_LOADS = 4.0
+
+#: The same of loads whose guards differ, where others overlap like those without: guards are predicates in a loop over
+#: steps, computed before it as far as they do not change, and branches in a single step, or where all steps are
+#: written out. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads where no guard
+#: changes from step to step, 1.3 where some do and 1.1 in a single step; 3.5 for loops was chosen by the times of
+#: programs.
 GUARDED_UNROLLED_LOADS = 3.5
 BRANCHING_LOADS = 1.1
 GUARDED_LOADS = 1.0
