@@ -245,7 +245,8 @@ def loads_in_flight(table: ScheduleTable, load: Load, loads: Floats, vector: Int
 
 def _is_guard_shared(table: ScheduleTable, load: Load, vector: Ints) -> Bools:
     """True if all elements that a thread copies lie at the same place of the dimensions that leave the tensor, or at
-    places that are the same for all threads, so that one guard serves them."""
+    places that are the same for all threads, so that one guard serves them. Elements next to each other have their own.
+    """
     shape, extents = table.form.expr.tensor_by_name[load.tensor].shape, table.extents(load)
     checked = [
         leaves_tensor(data_dimension(index), size, table.form.sizes)
@@ -253,9 +254,8 @@ def _is_guard_shared(table: ScheduleTable, load: Load, vector: Ints) -> Bools:
     ]
     if not any(checked):
         return np.zeros(table.count, dtype=bool)
-    box = product(extents[checked.index(True) :], table.count)
-    at_once = table.threads_per_block * vector
-    return (at_once % extents[-1] == 0) & ((at_once % box == 0) | (box % at_once == 0))
+    box, threads = product(extents[checked.index(True) :], table.count), table.threads_per_block
+    return (vector == 1) & (threads % extents[-1] == 0) & ((threads % box == 0) | (box % threads == 0))
 
 
 def leaves_tensor(dimension: DataDimension, size: int, sizes: Mapping[str, int]) -> bool:

@@ -475,14 +475,14 @@ static double turned_store_passes(const Form *form, const Load *load, const Row 
 }
 
 static i64 is_guard_shared(const Form *form, const Load *load, const Row *row, const i64 *extents, i64 vector) {
-  i64 box = 1, checked = 0, at_once = row->threads_per_block * vector;
+  i64 box = 1, checked = 0, threads = row->threads_per_block;
   for (i64 d = 0; d < load->dims; d++) {
     const Dimension *dim = &load->dim[d];
     i64 last = dim->offset + dim->stride * (extent(dim, form->size) - 1);
     checked = checked || dim->offset < 0 || last >= dim->size;
     if (checked) box *= extents[d];
   }
-  return checked && at_once % extents[load->dims - 1] == 0 && (at_once % box == 0 || box % at_once == 0);
+  return checked && vector == 1 && threads % extents[load->dims - 1] == 0 && (threads % box == 0 || box % threads == 0);
 }
 
 static double loads_in_flight(const Form *form, const Load *load, const Row *row, const i64 *extents, double loads,
