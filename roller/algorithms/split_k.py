@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram, Considered
-from roller.algorithms.slices import Slices, place_of
+from roller.algorithms.slices import Slices, factors_of, place_of
 from roller.construct.construct import construct, has_reuse
 from roller.construct.program import ProgramPart, RProgram
 from roller.construct.rtile import TileSpace
@@ -97,26 +97,30 @@ def _declined(placed: PlacedForm, direct: RProgram) -> str:
 
 
 def _axis(form: KernelForm) -> str | None:
-    """The longest reduction axis that can be cut; None where none can."""
-    able = [axis for axis in form.reduced if can_cut(form, axis)]
+    """The longest reduction axis that can be cut; None where none can. A depth that has scales is a block already."""
+    able = [axis for axis in form.reduced if can_cut(form, axis) and not (form.scale_loads and axis == _depth(form))]
     return max(able, key=lambda axis: form.sizes[axis], default=None)
+
+
+def _depth(form: KernelForm) -> str | None:
+    return None if form.roles is None else form.roles.k
 
 
 def can_cut(form: KernelForm, axis: str) -> bool:
     """Every index that uses the axis is the axis itself over a whole dimension, the same one in all reads of a
     tensor."""
     tensors = form.expr.tensor_by_name
-    for load in form.body_loads:
+    for load in factors_of(form):
         places = [place for place, index in enumerate(load.indices) if index.coefficient(axis)]
         if places not in ([], [place_of(form, load.tensor, axis)]):
             return False
         for place in places:
             if not load.indices[place].is_plain_axis or tensors[load.tensor].shape[place] != form.sizes[axis]:
                 return False
-    reads = [load for load in form.body_loads if any(index.coefficient(axis) for index in load.indices)]
+    reads = [load for load in factors_of(form) if any(index.coefficient(axis) for index in load.indices)]
     # A tensor that is read along the axis and also across it has no single view.
     is_one_dimension = all(
-        load in reads or load.tensor not in {read.tensor for read in reads} for load in form.body_loads
+        load in reads or load.tensor not in {read.tensor for read in reads} for load in factors_of(form)
     )
     return bool(reads) and is_one_dimension
 
@@ -147,7 +151,7 @@ def counts_of(placed: PlacedForm, axis: str, snap: float = SNAP) -> list[Slices]
     most = size * other // LEAST_POINTS
     areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else UNSHARED_AREAS
     wanted = sorted(device.unit_count * blocks * area / outputs for area in areas for blocks in BLOCKS_PER_UNIT)
-    matrix = placed.product is not None
+    matrix = placed.product is not None or placed.bulk_roles is not None
     slices_by_count: dict[int, Slices] = {}
     for count in _thinned(max(2, min(round(want), size, most)) for want in wanted):
         for slices in _near(form, axis, count, MATRIX_SNAP if matrix else snap):

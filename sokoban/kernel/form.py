@@ -153,6 +153,11 @@ class KernelForm(ExpressionKernel):
         return loads(self.body)
 
     @cached_property
+    def scale_loads(self) -> tuple[Load, ...]:
+        """Distinct loads of :attr:`body` that scale sums of products of matrices; none of any other operator."""
+        return () if self.roles is None else tuple(dict.fromkeys(self.roles.scales))
+
+    @cached_property
     def scattered_loads(self) -> frozenset[Load]:
         """Loads of :attr:`body` that lie in no tile: those at places that are read, and the reads of these places."""
         gathered = [load for load in loads(self.body) if load.places]
@@ -280,11 +285,15 @@ class KernelForm(ExpressionKernel):
             return _COMPOSED_FLOPS[self.kind](self)
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
-        for statement in self.reductions:
-            reduction = reduction_of(statement)
-            count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
-            total += float(count * (operation_count(reduction.body) + 1))
-        return total
+        return total + sum(map(self._reduction_flops, self.reductions))
+
+    def _reduction_flops(self, statement: Statement) -> float:
+        """Arithmetic operations of a reduction. Scales multiply the sum of a depth, not every product."""
+        reduction = reduction_of(statement)
+        count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
+        if self.roles is not None and self.roles.scales:
+            return 2.0 * (count + count // self.sizes[self.roles.k])
+        return float(count * (operation_count(reduction.body) + 1))
 
     @cached_property
     def roles(self) -> MatrixRoles | None:

@@ -34,7 +34,15 @@ from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.launch_size import MOST_KEY, MULTIPLE_KEY, taken_out, with_launch_size
-from sokoban.language.layers import SIXTEEN_BITS, GroupedMatmul, is_layer, layer_from_data
+from sokoban.language.layers import (
+    BLOCK,
+    EIGHT_BITS_IN_BLOCKS,
+    SIXTEEN_BITS,
+    GroupedMatmul,
+    ScaledMatmul,
+    is_layer,
+    layer_from_data,
+)
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
     Accumulate,
@@ -124,7 +132,7 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
             "roller estimate --implementation library prices it",
         )  # fmt: skip
     if is_layer(data):
-        return _grouped_products(data)
+        return _layer_products(data)
     if not isinstance(op, str) or op not in NAMED_OPERATORS:
         close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
         operator_names = ", ".join(NAMED_OPERATORS)
@@ -151,21 +159,33 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
     return expr
 
 
-def _grouped_products(data: dict[str, Any]) -> TensorExpr:
-    """A layer that is one kernel of ours: grouped products of 16 bits, of tiles of rows that have a group each.
+def _layer_products(data: dict[str, Any]) -> TensorExpr:
+    """A layer that is one kernel of ours: grouped products of 16 bits, or products of eight bits with scales of blocks.
 
     Raises:
-        InputError: it is another layer, or of fewer bits.
+        InputError: it is another layer, or of other numbers.
     """
     layer = layer_from_data(data)
-    remedy = "roller estimate --implementation library prices it"
-    if not isinstance(layer, GroupedMatmul):
-        problem = f"{data['op']!r} is a layer of several kernels of a library and no kernel of ours"
-        raise InputError("op", problem, remedy)
-    if layer.precision != SIXTEEN_BITS:
-        problem = f"{layer.precision} needs several kernels of a library: those of ours group products of 16 bits"
-        raise InputError("precision", problem, remedy)
     _check_operator_name(layer.name)
+    remedy = "roller estimate --implementation library prices it"
+    if isinstance(layer, GroupedMatmul):
+        if layer.precision != SIXTEEN_BITS:
+            problem = f"{layer.precision} needs several kernels of a library: those of ours group products of 16 bits"
+            raise InputError("precision", problem, remedy)
+        return _grouped_products(layer)
+    if isinstance(layer, ScaledMatmul):
+        if layer.precision != EIGHT_BITS_IN_BLOCKS:
+            problem = (
+                f"{layer.precision} needs several kernels of a library: those of ours scale {EIGHT_BITS_IN_BLOCKS}"
+            )
+            raise InputError("precision", problem, remedy)
+        return _products_of_blocks(layer)
+    problem = f"{data['op']!r} is a layer of several kernels of a library and no kernel of ours"
+    raise InputError("op", problem, remedy)
+
+
+def _grouped_products(layer: GroupedMatmul) -> TensorExpr:
+    """Products of tiles of rows that have a group each."""
     sizes = {"b": layer.tiles, "r": layer.tile, "n": layer.n, "k": layer.k}
     return parse_program(
         "Y[b,r,n] = sum(k, X[b,r,k] * W[G[b],n,k])",
@@ -174,6 +194,28 @@ def _grouped_products(data: dict[str, Any]) -> TensorExpr:
         name=layer.name or _short(layer.stem),
         shapes={"W": [layer.group_count, layer.n, layer.k]},
         default_dtype=layer.precision,
+    )
+
+
+def _products_of_blocks(layer: ScaledMatmul) -> TensorExpr:
+    """The product of a layer whose activations have a scale for every row and block of the depth, its weights one for
+    every block of both; scales of activations lie row by row within a block, as DeepGEMM has them.
+
+    Raises:
+        InputError: the weights are no whole blocks.
+    """
+    for field in ("n", "k"):
+        if (size := getattr(layer, field)) % BLOCK:
+            problem = f"{size} is no multiple of {BLOCK}, the elements that have a scale in common"
+            raise InputError(field, problem, f"pad the weights to {-(-size // BLOCK) * BLOCK}")
+    columns, depth = layer.n // BLOCK, layer.k // BLOCK
+    return parse_program(
+        "Y[m,c,n] = sum((b, k), X[m,b,k] * W[c,n,b,k] * SX[b,m] * SW[c,b])",
+        {"m": layer.m, "c": columns, "n": BLOCK, "b": depth, "k": BLOCK},
+        {"SX": "float32", "SW": "float32", "Y": SIXTEEN_BITS},
+        name=layer.name or _short(layer.stem),
+        default_dtype="float8_e4m3fn",
+        external_shapes={"X": [layer.m, layer.k], "W": [layer.n, layer.k], "Y": [layer.m, layer.n]},
     )
 
 

@@ -82,3 +82,21 @@ def test_eight_bit_floats_are_read_by_the_product_alone() -> None:
     data = {"expr": text, "sizes": dict.fromkeys("ijk", 64), "dtypes": dict.fromkeys("AB", "float8_e5m2")}
     with pytest.raises(InputError, match="float8_e5m2 of B is for the operands of the product alone"):
         PlacedForm(form_of(**data), H200).check()
+
+
+def scaled_of(k: int = 128) -> KernelForm:
+    return form_of(
+        expr="Y[i,c,n] = sum((b, k), A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b])",
+        sizes={"i": 64, "c": 3, "n": 128, "b": 5, "k": k}, dtype="float8_e4m3fn",
+        dtypes={"S": "float32", "T": "float32", "Y": "bfloat16"},
+    )  # fmt: skip
+
+
+def test_scales_of_blocks_are_for_warp_groups_alone() -> None:
+    placed = PlacedForm(scaled_of(), H200)
+    placed.check()
+    assert placed.product is None and placed.matrix_rates is not None
+    assert placed.warp_group_rates is not None and placed.rate.flops == placed.warp_group_rates.sustained_flops
+    for form, device in ((scaled_of(), L4), (scaled_of(k=120), H200)):
+        with pytest.raises(InputError, match=r"with scales by those of warp groups, and .* has none that take it"):
+            PlacedForm(form, device).check()
