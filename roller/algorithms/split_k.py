@@ -151,7 +151,7 @@ def counts_of(placed: PlacedForm, axis: str, snap: float = SNAP) -> list[Slices]
     most = size * other // LEAST_POINTS
     areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else UNSHARED_AREAS
     wanted = sorted(device.unit_count * blocks * area / outputs for area in areas for blocks in BLOCKS_PER_UNIT)
-    matrix = placed.product is not None or placed.bulk_roles is not None
+    matrix = placed.product is not None
     slices_by_count: dict[int, Slices] = {}
     for count in _thinned(max(2, min(round(want), size, most)) for want in wanted):
         for slices in _near(form, axis, count, MATRIX_SNAP if matrix else snap):

@@ -158,6 +158,11 @@ class KernelForm(ExpressionKernel):
         return () if self.roles is None else tuple(dict.fromkeys(self.roles.scales))
 
     @cached_property
+    def sum_sets(self) -> int:
+        """Sets of sums that a kernel of matrix instructions has: two where those of a step are scaled by themselves."""
+        return 2 if self.scale_loads else 1
+
+    @cached_property
     def scattered_loads(self) -> frozenset[Load]:
         """Loads of :attr:`body` that lie in no tile: those at places that are read, and the reads of these places."""
         gathered = [load for load in loads(self.body) if load.places]
@@ -223,7 +228,10 @@ class KernelForm(ExpressionKernel):
 
     @cached_property
     def body_operations(self) -> int:
-        """Arithmetic operations per evaluation of the body, the combining step of the reduction included."""
+        """Arithmetic operations per evaluation of the body, the combining step of the reduction included; scales of
+        products of matrices multiply none of them."""
+        if self.scale_loads:
+            return 2
         return operation_count(self.body) + (1 if self.reduction else 0)
 
     @cached_property
@@ -291,7 +299,7 @@ class KernelForm(ExpressionKernel):
         """Arithmetic operations of a reduction. Scales multiply the sum of a depth, not every product."""
         reduction = reduction_of(statement)
         count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
-        if self.roles is not None and self.roles.scales:
+        if self.roles is not None and self.scale_loads:
             return 2.0 * (count + count // self.sizes[self.roles.k])
         return float(count * (operation_count(reduction.body) + 1))
 

@@ -74,10 +74,7 @@ class PlacedForm:
         what = f"dtype {narrow[0].dtype} of {narrow[0].name} is multiplied by matrix instructions alone"
         if form.roles is None:
             raise InputError(where, f"{what}, and this is no product of two matrices of one dtype", "use float16")
-        if form.roles.scales and self.bulk_roles is None:
-            problem = f"{what}, with scales by those of warp groups, and {device.name} has none that take it"
-            raise InputError(where, problem, "use a board like h200, and rows of 16 bytes along the depth")
-        if self.product is None and self.bulk_roles is None:
+        if self.product is None:
             problem = f"{what}, and {device.name} has none for it"
             raise InputError(where, problem, "use float16, or a board like l4 or h200")
         read_again = {load.tensor for load in form.final_loads}
@@ -91,22 +88,15 @@ class PlacedForm:
     @cached_property
     def product(self) -> MatrixProduct | None:
         """The product of matrices by single warps; None where the operator is none, or the device has no instruction
-        for it that code is generated for: none where sums of a step are scaled."""
-        roles, instruction = self.form.roles, self._instruction
-        return None if roles is None or roles.scales or instruction is None else MatrixProduct(roles, instruction)
-
-    @cached_property
-    def _instruction(self) -> Instruction | None:
-        """The instruction by which single warps multiply elements of the operator's type."""
+        for it that code is generated for."""
         roles = self.form.roles
-        return None if roles is None else instruction_for(self.device, roles.dtype)
+        instruction = None if roles is None else instruction_for(self.device, roles.dtype)
+        return None if roles is None or instruction is None else MatrixProduct(roles, instruction)
 
     @cached_property
     def matrix_rates(self) -> MatrixInstruction | None:
-        """Rates of the device's single warps for elements of the operator's type; None where it is no product of
-        matrices, or no code is generated for them."""
-        roles = self.form.roles
-        return None if roles is None or self._instruction is None else self.device.matrix_instruction(roles.dtype)
+        """Rates of the device by the instruction of :attr:`product`."""
+        return None if self.product is None else self.device.matrix_instruction(self.product.roles.dtype)
 
     @cached_property
     def bulk_roles(self) -> MatrixRoles | None:
@@ -147,8 +137,8 @@ class PlacedForm:
     @cached_property
     def most_sums(self) -> int:
         """Largest tile of a warp by ``mma.sync``, in elements: half of it where halves of the operands need
-        registers."""
-        return MMA_SUMS // 2 if self.is_widened else MMA_SUMS
+        registers, and where there are two sets of sums."""
+        return MMA_SUMS // (2 if self.is_widened else 1) // self.form.sum_sets
 
     # ---- ordinary arithmetic
 

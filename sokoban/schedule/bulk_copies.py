@@ -237,19 +237,12 @@ def most_widths(roles: MatrixRoles) -> Mapping[int, int]:
     return MOST_SCALED_WIDTH if roles.scales else MOST_WIDTH
 
 
-def sum_registers(width: int, roles: MatrixRoles) -> int:
-    """Registers of a thread for the sums of a tile, and for those of a step where scales multiply them."""
-    return width // 2 * (2 if roles.scales else 1)
-
-
 def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
     """Buffers of the deepest pipeline with which so many blocks share a unit; 0 where they have too few registers."""
-    limits, roles = placed.device.limits, placed.bulk_roles
-    assert roles is not None
+    limits, sums = placed.device.limits, width // 2 * placed.form.sum_sets
     threads = rows // GROUP_ROWS * 128 + COPYING_THREADS
     if resident > 1 and (
-        threads > GIVING_THREADS
-        or resident * threads * (sum_registers(width, roles) + WGMMA_OTHER_REGISTERS) > limits.registers_per_unit
+        threads > GIVING_THREADS or resident * threads * (sums + WGMMA_OTHER_REGISTERS) > limits.registers_per_unit
     ):
         return 0
     most = limits.shared_bytes_per_unit // resident - limits.shared_bytes_reserved_per_block

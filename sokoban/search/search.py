@@ -164,7 +164,7 @@ def families(placed: PlacedForm) -> tuple[Family, ...]:
     if placed.product is not None:
         roles, instruction = placed.product
         structures.insert(0, Family("matrix", staged, roles=roles, instruction=instruction))
-    return tuple(family for family in structures if family.roles is not None or not form.needs_matrix)
+    return tuple(structures[:1] if form.needs_matrix else structures)
 
 
 def _turned(form: KernelForm) -> tuple[str, ...]:

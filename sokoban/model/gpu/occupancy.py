@@ -54,7 +54,7 @@ def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> In
         # The tile of a warp is spread over its lanes.
         values = np.where(table.warp_tile, -(-values // 32), values)
         # Where sums of a step are scaled, they are besides those of all steps.
-        sums = -(-table.accumulators // 32) * (2 if table.form.scale_loads else 1)
+        sums = -(-table.accumulators // 32) * table.form.sum_sets
         values = np.where(table.mma, sums + _mma_operand_registers(table), values)
     return values + OVERHEAD_REGISTERS
 

@@ -1,7 +1,7 @@
-"""Scales of the blocks of a product's depth, as warp groups apply them: what they add to a step.
+"""Scales of the blocks of a product's depth, as kernels of matrix instructions apply them: what they add to a step.
 
-A thread reads the scales of its rows a step ahead, in place, and adds the sums of a step, scaled, to those of all
-steps: a multiply-add a sum. Products that start anew wait for neither; those of other groups run meanwhile.
+A thread reads the scales of its rows in place, and adds the sums of a step, scaled, to those of all steps: a
+multiply-add a sum. The products of other warps run meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from sokoban.language.expression import Load
 from sokoban.model.gpu.transactions import tile_transaction_bytes
-from sokoban.schedule.table import Floats, ScheduleTable
+from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
-#: Rows whose sums a thread has, eight apart, and rows that the lanes of a warp read the scales of at a time (PTX ISA,
-#: fragment of the sums of ``wgmma.m64nNk32``).
-LANE_ROWS, WARP_READ_ROWS = 2, 8
+#: Rows that the lanes of a warp read the scales of at a time: those of the sums of a thread are as many apart (PTX ISA,
+#: fragments of the sums of ``mma.m16n8k32`` and ``wgmma.m64nNk32``).
+WARP_READ_ROWS = 8
 
-#: Instructions per read of a scale: itself, its address, its guard (read off the SASS for sm_90a).
+#: Instructions per read of a scale: itself, its address, its guard (read off the SASS for sm_89 and sm_90a).
 READ_INSTRUCTIONS = 4.0
 
 #: Bytes of a line of L1, of which a read passes one at a time.
@@ -28,18 +28,18 @@ _LINE_BYTES = 128
 
 def scale_instructions(table: ScheduleTable) -> Floats:
     """Instructions of a warp during one step: reads of scales, their product for every row, and a multiply-add for each
-    sum of a thread."""
+    sum of a thread. The first product of a step takes zeros that no instruction writes."""
     loads = table.form.scale_loads
     if not loads:
         return np.zeros(table.count)
-    reads = sum(_reads(table, load) for load in loads)
-    products = LANE_ROWS * (len(loads) - 1)
+    reads = sum((_reads(table, load) for load in loads), np.zeros(table.count))
+    products = _thread_rows(table) * (len(loads) - 1)
     return READ_INSTRUCTIONS * reads + products + np.ceil(table.accumulators / 32)
 
 
-def scale_passes(table: ScheduleTable) -> float:
+def scale_passes(table: ScheduleTable) -> Floats:
     """Passes of a warp through L1 during one step: a line at a time."""
-    return sum((_reads(table, load) * _lines(table, load) for load in table.form.scale_loads), 0.0)
+    return sum((_reads(table, load) * _lines(table, load) for load in table.form.scale_loads), np.zeros(table.count))
 
 
 def scale_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
@@ -52,9 +52,16 @@ def scale_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
     return total
 
 
-def _reads(table: ScheduleTable, load: Load) -> int:
+def _thread_rows(table: ScheduleTable) -> Ints:
+    """Rows whose sums a thread has."""
+    roles = table.form.roles
+    assert roles is not None
+    return table.thread[roles.m] // WARP_READ_ROWS
+
+
+def _reads(table: ScheduleTable, load: Load) -> Ints:
     """Reads of a thread in a step: one for each of its rows, or one for all."""
-    return LANE_ROWS if _row_stride(table, load) else 1
+    return _thread_rows(table) if _row_stride(table, load) else table.ones
 
 
 def _lines(table: ScheduleTable, load: Load) -> float:

@@ -17,7 +17,7 @@ from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import ROLLED_LOADS, UNROLLED_LOADS
 from sokoban.model.gpu.issue import warp_instructions
 from sokoban.model.gpu.row_work import bytes_again, row_bytes, row_passes
-from sokoban.model.gpu.scales import scale_bytes, scale_passes
+from sokoban.model.gpu.scales import scale_bytes, scale_instructions, scale_passes
 from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads, working_warps
 from sokoban.model.gpu.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
 from sokoban.model.gpu.work import final_flops, is_flat
@@ -81,15 +81,17 @@ def compute_seconds(step: BlockStep) -> Floats:
 
 
 def _turn_seconds(step: BlockStep, fragments: Floats) -> Floats:
-    """A step of one warp group whose products start anew: it multiplies, then adds what it has scaled, and all that it
-    issues comes in between. Meanwhile the matrix units have other groups, or nothing.
+    """A step of one warp of a scheduler whose sums are scaled: it multiplies, then adds what it has scaled. A warp
+    group issues nothing while it multiplies. Meanwhile the matrix units have other warps, or nothing.
 
     Args:
         step: of all blocks that a unit runs.
-        fragments: seconds of the matrix units for the products of all of their groups.
+        fragments: seconds of the matrix units for the products of all of their warps.
     """
-    groups = np.maximum(1.0, working_warps(step) * step.occupancy.running / step.device.teu.group_size)
-    turn: Floats = fragments / groups + warp_instructions(step) / step.device.clocks.boost_hz
+    table = step.table
+    warps = np.maximum(1.0, working_warps(step) * step.occupancy.running / step.device.teu.group_size)
+    between = np.where(table.wgmma, warp_instructions(step), scale_instructions(table))
+    turn: Floats = fragments / warps + between / step.device.clocks.boost_hz
     return turn
 
 

@@ -92,11 +92,18 @@ def scaled_of(k: int = 128) -> KernelForm:
     )  # fmt: skip
 
 
-def test_scales_of_blocks_are_for_warp_groups_alone() -> None:
+def test_scales_of_blocks_are_for_matrix_instructions_alone() -> None:
     placed = PlacedForm(scaled_of(), H200)
     placed.check()
-    assert placed.product is None and placed.matrix_rates is not None
-    assert placed.warp_group_rates is not None and placed.rate.flops == placed.warp_group_rates.sustained_flops
-    for form, device in ((scaled_of(), L4), (scaled_of(k=120), H200)):
-        with pytest.raises(InputError, match=r"with scales by those of warp groups, and .* has none that take it"):
-            PlacedForm(form, device).check()
+    assert placed.bulk_roles is not None and placed.warp_group_rates is not None
+    assert placed.rate.flops == placed.warp_group_rates.sustained_flops
+    by_warps = PlacedForm(scaled_of(k=120), H200)  # rows that no bulk copy takes
+    assert by_warps.bulk_roles is None and by_warps.product is not None
+    PlacedForm(scaled_of(), L4).check()
+    with pytest.raises(InputError, match="has none for it"):
+        PlacedForm(scaled_of(), V100).check()
+
+
+def test_warps_with_two_sets_of_sums_have_half_as_many() -> None:
+    assert [PlacedForm(scaled_of(), device).most_sums for device in (L4, H200)] == [2048, 1024]
+    assert PlacedForm(product_of("float8_e4m3fn"), L4).most_sums == 4096

@@ -1,4 +1,4 @@
-"""Products of eight-bit floats with scales of blocks: emulated, and compiled by NVRTC for sm_90a."""
+"""Products of eight-bit floats with scales of blocks: emulated, and compiled by NVRTC."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from codegen.gpu.source.prelude import strip_prelude
 from codegen.tensor_map import TensorMap
 from codegen.verify.emulator import EmulatorError
 from codegen.verify.gpu import verify
+from hal.catalog import load_device
+from roller.construct.construct import construct
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule
 from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import assert_right, emulate, needs_emulator, source_of
+from tests.codegen.matrix_kernels import schedule_of as warp_schedule
 from tests.codegen.matrix_kernels import wgmma_schedule_of as schedule_of
 
 SERIALISED = "wgmma.mma_async instructions are serialized"
@@ -87,11 +91,70 @@ def test_results_are_right_to_the_last_rounding(name: str) -> None:
         assert "products[i], sums[i])" in source
 
 
+def warps_of(form: KernelForm, block: tuple[int, int], warp: tuple[int, int], **changes: Any) -> TileSchedule:
+    """A schedule of ``mma.sync``."""
+    given = {"step": 128, "padding": 0, "vector": (), "instruction": Instruction.MMA_16X8X32, "stages": 3, **changes}
+    return warp_schedule(form, block, warp, **given)
+
+
+BY_WARPS: dict[str, tuple[KernelForm, dict[str, Any]]] = {
+    "rows_of_scales": (blocks_of(), {}),
+    "scales_by_block": (blocks_of("S[b,i] * T[b,c]"), {"stages": 1}),
+    "short_blocks": (blocks_of(sizes={"k": 112, "n": 72, "c": 2}), {"step": 64, "stages": 2}),
+    "copied_one_by_one": (blocks_of(sizes={"k": 37, "n": 72, "c": 2}), {"step": 64}),
+    "neither_blocks": (layer_of(70, 128, 128), {}),
+    "final_statement": (blocks_of(dtypes=BIASED, epilogue=[{"function": "bias_add", "axis": "n"}, "gelu"]), {}),
+    "weights_by_depth": (
+        kernel_form(operator_from_data({
+            "expr": "Y[i,c,n] = sum((b, k), A[b,k,i] * W[c,b,k,n] * S[i,b] * T[c,b])",
+            "sizes": {"i": 80, "c": 2, "n": 64, "b": 2, "k": 128}, "dtype": "float8_e4m3fn",
+            "dtypes": {"S": "float32", "T": "float32", "Y": "bfloat16"},
+        })), {},
+    ),
+}  # fmt: skip
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", BY_WARPS)
+def test_single_warps_scale_sums_of_blocks_as_well(name: str) -> None:
+    form, changes = BY_WARPS[name]
+    source = assert_right(form, warps_of(form, (64, 64), (32, 32), **changes), strip=True)
+    assert re.search(r"mma_16x8x32_e\dm\d\w*\(products_ptr", source)
+
+
+@pytest.mark.skipif(nvdisasm_path() is None, reason="there is no nvdisasm")
+def test_machine_code_of_single_warps_has_a_multiply_add_a_sum() -> None:
+    form = layer_of(4096, 4096, 4096)
+    text = strip_prelude(source_of(form, lower(form, warps_of(form, (128, 128), (64, 32)), entry="mma"), "sm_89"))
+    built = compile_cuda(text, "sm_89", name="mma")
+    assert (built.spill_bytes, built.stack_bytes) == (0, 0)
+    mix = hottest_loop(disassemble(built.cubin).functions[0]).mix
+    assert (mix.kind("QMMA"), mix.kind("FFMA"), mix.kind("CS2R", "LDL", "STL")) == (64, 64, 0)
+
+
 @needs_emulator
 def test_programs_verify_in_all_orders() -> None:
     form = layer_of(100, 384, 640)
     emulated = verify(form, schedule_of(form, 64, 128, 4, step=128, cluster=2, launched=4), engine="emulator")
     assert emulated.passed and emulated.method == "cuda, emulated", emulated.reason
+
+
+@pytest.mark.usefixtures("opencl")
+def test_the_scalar_twin_reads_scales_in_place() -> None:
+    form = layer_of(100, 256, 384)
+    for schedule in (schedule_of(form, 64, 128, 4, step=128, cluster=2), warps_of(form, (64, 64), (32, 32))):
+        twin = verify(form, schedule, engine="opencl")
+        assert twin.passed and "scalar twin" in twin.method, twin.reason
+
+
+@needs_emulator
+@pytest.mark.parametrize("device", ["v100", "h100-sxm"])
+def test_other_numbers_are_multiplied_and_scaled_by_multiply_adds(device: str) -> None:
+    form = blocks_of(dtype="float16", output="float32", sizes={"i": 20, "n": 32, "k": 16})
+    assert form.roles is None
+    schedule = construct(form, load_device(device), 1).programs[0].schedule
+    checked = verify(form, schedule, engine="emulator")
+    assert checked.passed, checked.reason
 
 
 #: All that orders the threads and copies of a kernel, and the scaling itself, in its text.
