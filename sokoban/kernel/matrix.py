@@ -288,7 +288,7 @@ def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load
         # A pad value other than zero would be data of the product.
         if load.pad or not load.indices or not load.indices[-1].is_plain_axis:
             return None
-        if not all(_is_row_of_places(index, expr) for index in load.indices if isinstance(index, GatheredIndex)):
+        if not _is_at_rows_of_places(load, expr):
             return None
     return first, second, dtype, scales
 
@@ -301,8 +301,13 @@ def _scales(expr: TensorExpr, factors: Sequence[Load]) -> tuple[Load, ...]:
     return tuple(
         load
         for load, dtype in zip(factors, dtypes, strict=True)
-        if dtype == "float32" and load.pad is None and not load.places
+        if dtype == "float32" and load.pad is None and _is_at_rows_of_places(load, expr)
     )
+
+
+def _is_at_rows_of_places(load: Load, expr: TensorExpr) -> bool:
+    """True if every place that a load is at is one of rows (:func:`_is_row_of_places`)."""
+    return all(_is_row_of_places(index, expr) for index in load.indices if isinstance(index, GatheredIndex))
 
 
 def _is_row_of_places(index: GatheredIndex, expr: TensorExpr) -> bool:

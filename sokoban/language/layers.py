@@ -2,7 +2,7 @@
 
 What they compute is a product, how they compute it (quantisation, permutation, a tile a group) is the library's, and it
 is that which takes the time. Grouped products of 16 bits, and products of eight bits with scales of blocks once their
-activations are quantised, are a tensor expression, too.
+activations are quantised, grouped or not, are a tensor expression, too.
 """
 
 from __future__ import annotations

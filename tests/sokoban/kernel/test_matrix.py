@@ -212,6 +212,14 @@ def test_other_scales_leave_no_product_of_matrices(factors: str) -> None:
     assert scaled_of(factors).roles is None
 
 
+def test_scales_of_matrices_at_places_are_read_there() -> None:
+    data = {"op": "grouped_matmul", "m": 256, "groups": 4, "n": 256, "k": 384, "precision": "fp8-block"}
+    roles = kernel_form(operator_from_data(data)).roles
+    assert summary(roles) == ("r", "n", "k", "X", "row", "W", "col")
+    assert roles is not None and [load.tensor for load in roles.scales] == ["SX", "SW"]
+    assert [len(load.places) for load in roles.scales] == [0, 1] and roles.blocks == "c"
+
+
 def test_scales_are_those_of_eight_bit_floats() -> None:
     wide = {"A": "float16", "W": "float16"}
     assert scaled_of("A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b]", **wide).roles is None

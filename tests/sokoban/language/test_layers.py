@@ -90,6 +90,17 @@ def test_products_with_scales_of_blocks_are_kernels_of_ours() -> None:
     }  # fmt: skip
 
 
+def test_grouped_products_have_scales_of_blocks_as_well() -> None:
+    sizes = {"n": 256, "k": 384, "precision": "fp8-block"}
+    expr = operator_from_data({**GROUPED, **sizes})
+    assert {tensor.name: (tensor.caller_shape, tensor.dtype) for tensor in (*expr.inputs, expr.output)} == {
+        "X": ((4, 16, 384), "float8_e4m3fn"), "W": ((4, 256, 384), "float8_e4m3fn"), "G": ((4,), "int32"),
+        "SX": ((3, 4, 16), "float32"), "SW": ((4, 2, 3), "float32"), "Y": ((4, 16, 256), "bfloat16"),
+    }  # fmt: skip
+    with pytest.raises(InputError, match="n: 200 is no multiple of 128"):
+        operator_from_data({**GROUPED, **sizes, "n": 200})
+
+
 def test_a_product_in_blocks_is_that_of_what_its_numbers_stand_for() -> None:
     expr = operator_from_data(IN_BLOCKS)
     inputs = random_inputs(expr, 1)
@@ -110,7 +121,7 @@ def test_rows_of_groups_take_whole_tiles(distribution: str, rows: int, tiles: in
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (SCALED, "precision: fp8-rowwise needs several kernels of a library: those of ours scale fp8-block"),
+        (SCALED, "precision: fp8-rowwise needs several kernels of a library: those of ours multiply fp8-block"),
         ({**IN_BLOCKS, "n": 100}, "n: 100 is no multiple of 128, the elements that have a scale in common; pad the"),
         ({**IN_BLOCKS, "k": 130}, "k: 130 is no multiple of 128, the elements that have a scale in common; pad the"),
         ({**IN_BLOCKS, "m": {"up to": 64}}, "m: cannot be left to the launch; write the most"),
@@ -118,7 +129,10 @@ def test_rows_of_groups_take_whole_tiles(distribution: str, rows: int, tiles: in
             {"op": "experts", "tokens": 8, "hidden": 8, "intermediate": 8, "experts": 2, "top_k": 1},
             "op: 'experts' is a layer of several kernels of a library and no kernel of ours",
         ),
-        ({**GROUPED, "precision": "fp8-block"}, "precision: fp8-block needs several kernels of a library"),
+        (
+            {**GROUPED, "precision": "nvfp4"},
+            "precision: nvfp4 needs several kernels of a library: those of ours multiply b",
+        ),
         ({**GROUPED, "n": {"up to": 64}}, "n: cannot be left to the launch; write the most"),
     ],
 )

@@ -61,6 +61,9 @@ def test_sums_of_blocks_are_scaled_one_by_one(m: int, n: int, k: int, cluster: i
 
 
 BIASED = {"S": "float32", "T": "float32", "bias": "bfloat16", "Y": "bfloat16"}
+GROUPS = kernel_form(operator_from_data({
+    "op": "grouped_matmul", "sizes": [70, 0, 30], "tile": 64, "n": 256, "k": 384, "precision": "fp8-block",
+}))  # fmt: skip
 CASES: dict[str, tuple[KernelForm, int, int]] = {
     "rows_of_scales": (blocks_of(), 128, 64),
     "scales_by_block": (blocks_of("S[b,i] * T[b,c]"), 64, 64),
@@ -71,6 +74,7 @@ CASES: dict[str, tuple[KernelForm, int, int]] = {
     "scales_of_rows_alone": (blocks_of("S[i,b]"), 64, 64),
     "one_scale_a_block": (blocks_of("T[c,b]", output="float32"), 64, 64),
     "final_statement": (blocks_of(dtypes=BIASED, epilogue=[{"function": "bias_add", "axis": "n"}, "gelu"]), 64, 64),
+    "in_groups": (GROUPS, 64, 128),
     "in_a_batch": (
         kernel_form(operator_from_data({
             "expr": "Y[g,i,c,n] = sum((b, k), A[g,i,b,k] * W[g,c,n,b,k] * S[g,i,b] * T[g,c,b])",
@@ -104,6 +108,7 @@ BY_WARPS: dict[str, tuple[KernelForm, dict[str, Any]]] = {
     "copied_one_by_one": (blocks_of(sizes={"k": 37, "n": 72, "c": 2}), {"step": 64}),
     "neither_blocks": (layer_of(70, 128, 128), {}),
     "final_statement": (blocks_of(dtypes=BIASED, epilogue=[{"function": "bias_add", "axis": "n"}, "gelu"]), {}),
+    "in_groups": (GROUPS, {}),
     "weights_by_depth": (
         kernel_form(operator_from_data({
             "expr": "Y[i,c,n] = sum((b, k), A[b,k,i] * W[c,b,k,n] * S[i,b] * T[c,b])",
