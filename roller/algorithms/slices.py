@@ -35,7 +35,7 @@ _Change = Callable[[Load], Load]
 def _extent(form: KernelForm, axis: str) -> int:
     """Elements that the longest operand has along a reduction axis, the axis' own at least."""
     tensors = form.expr.tensor_by_name
-    places = {name: place_of(form, name, axis) for name in {load.tensor for load in form.body_loads}}
+    places = {name: place_of(form, name, axis) for name in {load.tensor for load in factors_of(form)}}
     extents = [tensors[name].shape[place] for name, place in places.items() if place is not None]
     return max(extents, default=form.sizes[axis])
 
@@ -156,9 +156,14 @@ class Slices:
         return rewrite(form.body, changes)
 
 
+def factors_of(form: KernelForm) -> tuple[Load, ...]:
+    """Reads of the reduction that lie along its axes: operands, and the scales of a product of matrices."""
+    return (*form.body_loads, *form.scale_loads)
+
+
 def place_of(form: KernelForm, tensor: str, axis: str) -> int | None:
     """The dimension of a tensor that the axis walks in its first read."""
-    for load in form.body_loads:
+    for load in factors_of(form):
         if load.tensor == tensor:
             return next((place for place, index in enumerate(load.indices) if index.coefficient(axis)), None)
     return None

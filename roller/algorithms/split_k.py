@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram, Considered
-from roller.algorithms.slices import Slices, place_of
+from roller.algorithms.slices import Slices, factors_of, place_of
 from roller.construct.construct import construct, has_reuse
 from roller.construct.program import ProgramPart, RProgram
 from roller.construct.rtile import TileSpace
@@ -97,26 +97,30 @@ def _declined(placed: PlacedForm, direct: RProgram) -> str:
 
 
 def _axis(form: KernelForm) -> str | None:
-    """The longest reduction axis that can be cut; None where none can."""
-    able = [axis for axis in form.reduced if can_cut(form, axis)]
+    """The longest reduction axis that can be cut; None where none can. A depth that has scales is a block already."""
+    able = [axis for axis in form.reduced if can_cut(form, axis) and not (form.scale_loads and axis == _depth(form))]
     return max(able, key=lambda axis: form.sizes[axis], default=None)
+
+
+def _depth(form: KernelForm) -> str | None:
+    return None if form.roles is None else form.roles.k
 
 
 def can_cut(form: KernelForm, axis: str) -> bool:
     """Every index that uses the axis is the axis itself over a whole dimension, the same one in all reads of a
     tensor."""
     tensors = form.expr.tensor_by_name
-    for load in form.body_loads:
+    for load in factors_of(form):
         places = [place for place, index in enumerate(load.indices) if index.coefficient(axis)]
         if places not in ([], [place_of(form, load.tensor, axis)]):
             return False
         for place in places:
             if not load.indices[place].is_plain_axis or tensors[load.tensor].shape[place] != form.sizes[axis]:
                 return False
-    reads = [load for load in form.body_loads if any(index.coefficient(axis) for index in load.indices)]
+    reads = [load for load in factors_of(form) if any(index.coefficient(axis) for index in load.indices)]
     # A tensor that is read along the axis and also across it has no single view.
     is_one_dimension = all(
-        load in reads or load.tensor not in {read.tensor for read in reads} for load in form.body_loads
+        load in reads or load.tensor not in {read.tensor for read in reads} for load in factors_of(form)
     )
     return bool(reads) and is_one_dimension
 

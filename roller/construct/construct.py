@@ -290,6 +290,8 @@ class Proposals:
                 yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
                 yield from warp_tile_candidates(space, placed, epsilon)
             yield from warp_group_candidates(space, placed, epsilon)
+            if form.needs_matrix:
+                return
             yield from flat.direct()
             yield from flat.rows()
             return

@@ -150,7 +150,7 @@ class ScaleUp:
             return self.limits.registers_per_thread_usable
         if self.instruction.is_mma:
             other = self.placed.mma_other_registers
-            return (self.limits.registers_per_thread - other) * self.lanes
+            return (self.limits.registers_per_thread - other) * self.lanes // self.placed.form.sum_sets
         return self.limits.registers_per_thread_usable * self.lanes
 
     def _stop(self, shape: Shape) -> Reason:

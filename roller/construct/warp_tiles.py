@@ -20,6 +20,8 @@ WARP_TILES_POLICY = "warp tiles"
 #: Rows and columns of a warp's tile: as much as leaves registers for the fragments of both operands, and three quarters
 #: of one side of it.
 WARP_TILES = ((64, 64), (64, 48), (48, 64))
+#: The same where a warp has two sets of sums.
+HALVED_WARP_TILES = ((64, 32), (32, 64))
 #: Warps of a block along the rows and along the columns: four schedulers want a warp each, and more than nine warps of
 #: such tiles have no registers.
 WARPS = ((2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3))
@@ -36,7 +38,8 @@ def warp_tile_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) -
     roles = product.roles
     element_bytes = min(form.expr.tensor_by_name[load.tensor].element_bytes for load in (roles.a, roles.b))
     m, n = form.sizes[roles.m], form.sizes[roles.n]
-    for (rows, columns), (down, across), (step_bytes, stages) in itertools.product(WARP_TILES, WARPS, STEPS):
+    tiles = WARP_TILES if form.sum_sets == 1 else HALVED_WARP_TILES
+    for (rows, columns), (down, across), (step_bytes, stages) in itertools.product(tiles, WARPS, STEPS):
         step = step_bytes // element_bytes
         if rows * down > m or columns * across > n or step > form.sizes[roles.k]:
             continue

@@ -209,7 +209,7 @@ def _register_steps(
     limits, lanes = model.device.limits, model.device.warp_lanes
     uses_matrix, room = program.schedule.uses_matrix, limits.registers_per_thread_usable
     if program.schedule.instruction.is_mma:
-        room = limits.registers_per_thread - placed.mma_other_registers
+        room = (limits.registers_per_thread - placed.mma_other_registers) // placed.form.sum_sets
     owner, room = ("warp", room * lanes) if uses_matrix else ("thread", room)
     yield f"  Registers, the tile of one {owner}: room for {room} values, accumulators and operands"
     yield from _growth("registers", reasons, model, "value")

@@ -153,6 +153,16 @@ class KernelForm(ExpressionKernel):
         return loads(self.body)
 
     @cached_property
+    def scale_loads(self) -> tuple[Load, ...]:
+        """Distinct loads of :attr:`body` that scale sums of products of matrices; none of any other operator."""
+        return () if self.roles is None else tuple(dict.fromkeys(self.roles.scales))
+
+    @cached_property
+    def sum_sets(self) -> int:
+        """Sets of sums that a kernel of matrix instructions has: two where those of a step are scaled by themselves."""
+        return 2 if self.scale_loads else 1
+
+    @cached_property
     def scattered_loads(self) -> frozenset[Load]:
         """Loads of :attr:`body` that lie in no tile: those at places that are read, and the reads of these places."""
         gathered = [load for load in loads(self.body) if load.places]
@@ -218,7 +228,10 @@ class KernelForm(ExpressionKernel):
 
     @cached_property
     def body_operations(self) -> int:
-        """Arithmetic operations per evaluation of the body, the combining step of the reduction included."""
+        """Arithmetic operations per evaluation of the body, the combining step of the reduction included; scales of
+        products of matrices multiply none of them."""
+        if self.scale_loads:
+            return 2
         return operation_count(self.body) + (1 if self.reduction else 0)
 
     @cached_property
@@ -280,11 +293,15 @@ class KernelForm(ExpressionKernel):
             return _COMPOSED_FLOPS[self.kind](self)
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
-        for statement in self.reductions:
-            reduction = reduction_of(statement)
-            count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
-            total += float(count * (operation_count(reduction.body) + 1))
-        return total
+        return total + sum(map(self._reduction_flops, self.reductions))
+
+    def _reduction_flops(self, statement: Statement) -> float:
+        """Arithmetic operations of a reduction. Scales multiply the sum of a depth, not every product."""
+        reduction = reduction_of(statement)
+        count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
+        if self.roles is not None and self.scale_loads:
+            return 2.0 * (count + count // self.sizes[self.roles.k])
+        return float(count * (operation_count(reduction.body) + 1))
 
     @cached_property
     def roles(self) -> MatrixRoles | None:

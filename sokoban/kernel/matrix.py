@@ -14,8 +14,8 @@ from itertools import product
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
-from sokoban.kernel.instructions import Instruction
-from sokoban.language.expression import Call, GatheredIndex, Load, Reduction, TensorExpr
+from sokoban.kernel.instructions import Instruction, product_factors
+from sokoban.language.expression import FLOAT8_DTYPES, GatheredIndex, Load, Reduction, TensorExpr
 
 #: Bytes of the depth that ``mma.sync`` multiplies at a time, whatever the element type: two words of every lane.
 DEPTH_BYTES = 32
@@ -149,6 +149,10 @@ class MatrixRoles:
         a_layout: ``"row"`` where k is the innermost dimension of ``a``, ``"col"`` where m is.
         b_layout: ``"row"`` where n is the innermost dimension of ``b``, ``"col"`` where k is.
         dtype: the operands' element type, one of :data:`MATRIX_TYPES`.
+        scales: factors of float32 that the depth does not index: products of a step are summed by themselves, and their
+            sums multiplied by these.
+        blocks: axis of the blocks of columns where n counts the columns of one, all of which have a scale in common;
+            None where n counts all of them.
     """
 
     m: str
@@ -159,6 +163,13 @@ class MatrixRoles:
     a_layout: str
     b_layout: str
     dtype: str
+    scales: tuple[Load, ...] = ()
+    blocks: str | None = None
+
+    @property
+    def across(self) -> str:
+        """Axis along which tiles lie side by side, those along which have rows of A in common."""
+        return self.blocks or self.n
 
     @property
     def depth(self) -> int:
@@ -208,6 +219,9 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
     for every step of an axis outside the product, where nothing is read beyond the tensor. Where several choices are
     left, the output's innermost axis is preferred for n, and large axes for all three.
 
+    Two eight-bit floats may be multiplied by scales, which are the same for all of the depth and all columns:
+    ``sum((b, k), A[m,b,k] * B[c,n,b,k] * S[m,b] * T[c,b])`` has blocks b of the depth and c of the columns.
+
     Args:
         expr: the operator over the axes of its kernel.
         outputs: axes of the output, outermost first.
@@ -218,7 +232,7 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
         return None
     best: MatrixRoles | None = None
     best_rank: tuple[bool, int] = (False, -1)
-    first, second, dtype = operands
+    first, second, dtype, scales = operands
     for a, b in ((first, second), (second, first)):
         for m, n, k in product(outputs, outputs, reduction.axes):
             if outputs.index(m) >= outputs.index(n):
@@ -231,25 +245,37 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
                 continue
             if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
                 continue
+            if any(index.coefficient(axis) for load in scales for index in load.indices for axis in (n, k)):
+                continue
             rank = (n == outputs[-1], math.prod(expr.sizes[axis] for axis in (m, n, k)))
             if rank > best_rank:
                 best_rank = rank
                 a_layout = "row" if a.indices[-1].axes[0] == k else "col"
                 b_layout = "row" if b.indices[-1].axes[0] == n else "col"
-                best = MatrixRoles(m=m, n=n, k=k, a=a, b=b, a_layout=a_layout, b_layout=b_layout, dtype=dtype)
+                best = MatrixRoles(
+                    m=m, n=n, k=k, a=a, b=b, a_layout=a_layout, b_layout=b_layout, dtype=dtype, scales=scales,
+                    blocks=_blocks(outputs[outputs.index(m) + 1 :], n, a, b) if scales else None,
+                )  # fmt: skip
     return best
 
 
-def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load, str] | None:
-    """The two factors that the operator sums the product of, and their type, where a matrix instruction takes it."""
+def _blocks(behind: Sequence[str], n: str, a: Load, b: Load) -> str | None:
+    """The innermost axis ``behind`` the rows that B alone is indexed by besides n; None where there is none."""
+    indexed = [{axis for index in load.indices for axis in index.axes} for load in (a, b)]
+    return next((axis for axis in reversed(behind) if axis != n and axis in indexed[1] - indexed[0]), None)
+
+
+def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load, str, tuple[Load, ...]] | None:
+    """The two factors that the operator sums the product of, and their type, where a matrix instruction takes it; and
+    the scales that the product is multiplied by."""
     if reduction is None or reduction.function != "sum":
         return None
-    body = reduction.body
-    if not isinstance(body, Call) or body.function != "mul":
+    factors = product_factors(reduction.body) or []
+    scales = _scales(expr, factors)
+    operands = [load for load in factors if load not in scales]
+    if len(operands) != 2 or operands[0].tensor == operands[1].tensor:
         return None
-    first, second = body.arguments
-    if not isinstance(first, Load) or not isinstance(second, Load) or first.tensor == second.tensor:
-        return None
+    first, second = operands
     dtypes = {expr.tensor_by_name[load.tensor].dtype for load in (first, second)}
     if len(dtypes) != 1:
         return None
@@ -262,9 +288,26 @@ def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load
         # A pad value other than zero would be data of the product.
         if load.pad or not load.indices or not load.indices[-1].is_plain_axis:
             return None
-        if not all(_is_row_of_places(index, expr) for index in load.indices if isinstance(index, GatheredIndex)):
+        if not _is_at_rows_of_places(load, expr):
             return None
-    return first, second, dtype
+    return first, second, dtype, scales
+
+
+def _scales(expr: TensorExpr, factors: Sequence[Load]) -> tuple[Load, ...]:
+    """Factors of float32 next to two of eight-bit floats, whose numbers they say the size of."""
+    dtypes = [expr.tensor_by_name[load.tensor].dtype for load in factors]
+    if sum(dtype in FLOAT8_DTYPES for dtype in dtypes) != 2:
+        return ()
+    return tuple(
+        load
+        for load, dtype in zip(factors, dtypes, strict=True)
+        if dtype == "float32" and load.pad is None and _is_at_rows_of_places(load, expr)
+    )
+
+
+def _is_at_rows_of_places(load: Load, expr: TensorExpr) -> bool:
+    """True if every place that a load is at is one of rows (:func:`_is_row_of_places`)."""
+    return all(_is_row_of_places(index, expr) for index in load.indices if isinstance(index, GatheredIndex))
 
 
 def _is_row_of_places(index: GatheredIndex, expr: TensorExpr) -> bool:

@@ -137,8 +137,8 @@ class PlacedForm:
     @cached_property
     def most_sums(self) -> int:
         """Largest tile of a warp by ``mma.sync``, in elements: half of it where halves of the operands need
-        registers."""
-        return MMA_SUMS // 2 if self.is_widened else MMA_SUMS
+        registers, and where there are two sets of sums."""
+        return MMA_SUMS // (2 if self.is_widened else 1) // self.form.sum_sets
 
     # ---- ordinary arithmetic
 

@@ -1,7 +1,8 @@
 """Layers as JSON data that are several kernels of a library: products with scales, products of groups, experts, states.
 
 What they compute is a product, how they compute it (quantisation, permutation, a tile a group) is the library's, and it
-is that which takes the time. Grouped products of 16 bits alone are a tensor expression, too.
+is that which takes the time. Grouped products of 16 bits, and products of eight bits with scales of blocks once their
+activations are quantised, grouped or not, are a tensor expression, too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from hal.support.errors import InputError, listed
 from sokoban.language.latent_layer import LatentAttention
 from sokoban.language.state_layers import DeltaNet, Mamba2
 
+#: Numbers with a scale for so many elements of a row of activations, and for a square block of weights.
+EIGHT_BITS_IN_BLOCKS, BLOCK = "fp8-block", 128
+
 #: Numbers of products whose operands are both narrow, by the scales that they carry.
-SCALED_PRECISIONS = ("fp8-tensorwise", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4", "int8-rowwise")
+SCALED_PRECISIONS = ("fp8-tensorwise", "fp8-rowwise", EIGHT_BITS_IN_BLOCKS, "mxfp8", "nvfp4", "int8-rowwise")
 
 #: Kernels of a scaled product: vLLM's, or those of Transformer Engine and torchao.
 KERNELS = ("serving", "training")

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from hal.support.errors import InputError
+from hal.support.errors import InputError, listed
 from sokoban.language.checks import (
     MAX_AXIS_SIZE,
     MAX_NAME_LENGTH,
@@ -34,7 +34,15 @@ from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.launch_size import MOST_KEY, MULTIPLE_KEY, taken_out, with_launch_size
-from sokoban.language.layers import SIXTEEN_BITS, GroupedMatmul, is_layer, layer_from_data
+from sokoban.language.layers import (
+    BLOCK,
+    EIGHT_BITS_IN_BLOCKS,
+    SIXTEEN_BITS,
+    GroupedMatmul,
+    ScaledMatmul,
+    is_layer,
+    layer_from_data,
+)
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import (
     Accumulate,
@@ -124,7 +132,7 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
             "roller estimate --implementation library prices it",
         )  # fmt: skip
     if is_layer(data):
-        return _grouped_products(data)
+        return _layer_products(data)
     if not isinstance(op, str) or op not in NAMED_OPERATORS:
         close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
         operator_names = ", ".join(NAMED_OPERATORS)
@@ -151,30 +159,85 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
     return expr
 
 
-def _grouped_products(data: dict[str, Any]) -> TensorExpr:
-    """A layer that is one kernel of ours: grouped products of 16 bits, of tiles of rows that have a group each.
+def _layer_products(data: dict[str, Any]) -> TensorExpr:
+    """A layer that is one kernel of ours: grouped products of 16 bits, or products of eight bits with scales of blocks,
+    grouped or not.
 
     Raises:
-        InputError: it is another layer, or of fewer bits.
+        InputError: it is another layer, or of other numbers.
     """
     layer = layer_from_data(data)
+    _check_operator_name(layer.name)
     remedy = "roller estimate --implementation library prices it"
-    if not isinstance(layer, GroupedMatmul):
+    if not isinstance(layer, GroupedMatmul | ScaledMatmul):
         problem = f"{data['op']!r} is a layer of several kernels of a library and no kernel of ours"
         raise InputError("op", problem, remedy)
-    if layer.precision != SIXTEEN_BITS:
-        problem = f"{layer.precision} needs several kernels of a library: those of ours group products of 16 bits"
+    is_grouped = isinstance(layer, GroupedMatmul)
+    able = (SIXTEEN_BITS, EIGHT_BITS_IN_BLOCKS) if is_grouped else (EIGHT_BITS_IN_BLOCKS,)
+    if layer.precision not in able:
+        problem = f"{layer.precision} needs several kernels of a library: those of ours multiply {listed(able)}"
         raise InputError("precision", problem, remedy)
-    _check_operator_name(layer.name)
+    name = layer.name or _short(layer.stem)
+    if layer.precision == EIGHT_BITS_IN_BLOCKS:
+        _check_blocks(layer)
+        return _grouped_blocks(layer, name) if isinstance(layer, GroupedMatmul) else _products_of_blocks(layer, name)
+    assert isinstance(layer, GroupedMatmul)
+    return _grouped_products(layer, name)
+
+
+def _grouped_products(layer: GroupedMatmul, name: str) -> TensorExpr:
+    """Products of tiles of rows that have a group each."""
     sizes = {"b": layer.tiles, "r": layer.tile, "n": layer.n, "k": layer.k}
     return parse_program(
         "Y[b,r,n] = sum(k, X[b,r,k] * W[G[b],n,k])",
         sizes,
         {"G": "int32"},
-        name=layer.name or _short(layer.stem),
+        name=name,
         shapes={"W": [layer.group_count, layer.n, layer.k]},
         default_dtype=layer.precision,
     )
+
+
+def _check_blocks(layer: GroupedMatmul | ScaledMatmul) -> None:
+    """Raises InputError unless the weights are whole blocks."""
+    for field in ("n", "k"):
+        if (size := getattr(layer, field)) % BLOCK:
+            problem = f"{size} is no multiple of {BLOCK}, the elements that have a scale in common"
+            raise InputError(field, problem, f"pad the weights to {-(-size // BLOCK) * BLOCK}")
+
+
+#: Element types of products with scales of blocks.
+_BLOCK_DTYPES = {"SX": "float32", "SW": "float32", "Y": SIXTEEN_BITS}
+
+
+def _products_of_blocks(layer: ScaledMatmul, name: str) -> TensorExpr:
+    """The product of a layer whose activations have a scale for every row and block of the depth, its weights one for
+    every block of both; scales of activations lie row by row within a block, as DeepGEMM has them."""
+    columns, depth = layer.n // BLOCK, layer.k // BLOCK
+    return parse_program(
+        "Y[m,c,n] = sum((b, k), X[m,b,k] * W[c,n,b,k] * SX[b,m] * SW[c,b])",
+        {"m": layer.m, "c": columns, "n": BLOCK, "b": depth, "k": BLOCK},
+        _BLOCK_DTYPES,
+        name=name,
+        default_dtype="float8_e4m3fn",
+        external_shapes={"X": [layer.m, layer.k], "W": [layer.n, layer.k], "Y": [layer.m, layer.n]},
+    )
+
+
+def _grouped_blocks(layer: GroupedMatmul, name: str) -> TensorExpr:
+    """Products as those of :func:`_products_of_blocks` of tiles of rows that have a group each."""
+    tiles, groups, columns, depth = layer.tiles, layer.group_count, layer.n // BLOCK, layer.k // BLOCK
+    return parse_program(
+        "Y[t,r,c,n] = sum((b, k), X[t,r,b,k] * W[G[t],c,n,b,k] * SX[b,t,r] * SW[G[t],c,b])",
+        {"t": tiles, "r": layer.tile, "c": columns, "n": BLOCK, "b": depth, "k": BLOCK},
+        {**_BLOCK_DTYPES, "G": "int32"},
+        name=name,
+        shapes={"W": [groups, columns, BLOCK, depth, BLOCK], "SW": [groups, columns, depth]},
+        default_dtype="float8_e4m3fn",
+        external_shapes={
+            "X": [tiles, layer.tile, layer.k], "W": [groups, layer.n, layer.k], "Y": [tiles, layer.tile, layer.n],
+        },
+    )  # fmt: skip
 
 
 def typed_stem(stem: str, operator: Operator | Expr) -> str:

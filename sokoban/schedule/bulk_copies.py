@@ -11,7 +11,7 @@ for the next begin while the results of one leave, straight from registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import WGMMA_OTHER_REGISTERS, MatrixRoles
@@ -40,6 +40,10 @@ MOST_PERSISTENT = 2
 #: Columns of a tile by warp groups that multiply: with the group that copies they share a unit's registers. (The
 #: compiler takes no instruction for more registers than all threads have at the start, 128 with three groups.)
 MOST_WIDTH = {1: 256, 2: 256, 3: 192}
+
+#: The same where threads have the sums of a step besides those of all steps: with the registers of addresses both sets
+#: are what a thread that multiplies gets from the one that copies (NVRTC 12.9 spills none).
+MOST_SCALED_WIDTH = {1: 192, 2: 192, 3: 128}
 
 #: Threads of the largest block whose groups have registers enough without those that the copying group gives up.
 GIVING_THREADS = 2 * COPYING_THREADS
@@ -110,7 +114,7 @@ def clustered_blocks(table: ScheduleTable) -> Ints:
     if roles is None or not table.bulk.any():
         return table.block_count
     blocks = table.block_count
-    for axis, along in zip((roles.m, roles.n), _cluster_shapes(table, roles), strict=True):
+    for axis, along in zip((roles.m, roles.across), _cluster_shapes(table, roles), strict=True):
         blocks = blocks // table.grid[axis] * (-(-table.grid[axis] // along) * along)
     return blocks
 
@@ -189,7 +193,7 @@ def schedule_problem(form: KernelForm, roles: MatrixRoles, schedule: TileSchedul
     groups, width = schedule.block_of[roles.m] // GROUP_ROWS, schedule.block_of[roles.n]
     if roles.is_turned(roles.b) and width % PANEL:
         return f"block {width} of axis {roles.n}: rows of B are copied by {PANEL} columns"
-    if width > MOST_WIDTH.get(groups, 0):
+    if width > most_widths(roles).get(groups, 0):
         return f"{groups} warp groups of {width} columns have too few registers"
     return None
 
@@ -201,7 +205,7 @@ def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
     form, roles = placed.form, placed.bulk_roles
     if roles is None or form_problem(form, roles) is not None:
         return
-    for groups, most_width in MOST_WIDTH.items():
+    for groups, most_width in most_widths(roles).items():
         rows = groups * GROUP_ROWS
         for width in BULK_WIDTHS:
             most_rows, most_columns = (max(GROUP_ROWS, 2 * form.sizes[axis]) for axis in (roles.m, roles.n))
@@ -211,7 +215,8 @@ def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
                 continue
             for cluster in CLUSTERS:
                 down, across = cluster_shape(cluster, rows, width)
-                if form.sizes[roles.m] <= rows * (down - 1) or form.sizes[roles.n] <= width * (across - 1):
+                columns = width if roles.across == roles.n else 1
+                if form.sizes[roles.m] <= rows * (down - 1) or form.sizes[roles.across] <= columns * (across - 1):
                     continue
                 for resident in (1, 2):
                     stages = _deepest(placed, rows, width, resident)
@@ -227,13 +232,17 @@ def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
                     )
 
 
+def most_widths(roles: MatrixRoles) -> Mapping[int, int]:
+    """Most columns of a tile by warp groups that multiply."""
+    return MOST_SCALED_WIDTH if roles.scales else MOST_WIDTH
+
+
 def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
     """Buffers of the deepest pipeline with which so many blocks share a unit; 0 where they have too few registers."""
-    limits = placed.device.limits
+    limits, sums = placed.device.limits, width // 2 * placed.form.sum_sets
     threads = rows // GROUP_ROWS * 128 + COPYING_THREADS
     if resident > 1 and (
-        threads > GIVING_THREADS
-        or resident * threads * (width // 2 + WGMMA_OTHER_REGISTERS) > limits.registers_per_unit
+        threads > GIVING_THREADS or resident * threads * (sums + WGMMA_OTHER_REGISTERS) > limits.registers_per_unit
     ):
         return 0
     most = limits.shared_bytes_per_unit // resident - limits.shared_bytes_reserved_per_block

@@ -207,7 +207,9 @@ class TileSchedule(KernelSchedule):
         )  # fmt: skip
         height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
         thread = {axis: 1 for axis, _ in self.block} | {roles.m: height, roles.n: width}
-        return replace(self, thread=sizes(thread), instruction=Instruction.FMA, cluster=0, launched=0)
+        twin = replace(self, thread=sizes(thread), instruction=Instruction.FMA, cluster=0, launched=0)
+        # Multiply-adds read scales in place, which kernels with several buffers do not.
+        return replace(twin, stages=1, raster=0) if problem.scale_loads else twin
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of a schedule, every axis by name."""

@@ -12,14 +12,14 @@ registers, of sixteen bytes a lane once the four lanes that hold a row have exch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.gpu.matrix import wgmma_functions as device
 from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
 from codegen.gpu.matrix.copied import stage_bytes
-from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text, place_text
+from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text, place_text, product_of, value_text
 from codegen.gpu.matrix.panels import DEPTH_BYTES, PanelTile, tile_problem
 from codegen.launch_shape import SIZE_PARAMETER, LaunchShape
 from codegen.tensor_map import TensorMap
@@ -147,13 +147,13 @@ class _BulkKernel:
 
     @cached_property
     def along(self) -> Mapping[str, int]:
-        """Blocks of a cluster along m and n."""
+        """Blocks of a cluster along m and across."""
         shape = cluster_shape(self.schedule.cluster, self.tile[self.roles.m], self.width)
-        return dict(zip((self.roles.m, self.roles.n), shape, strict=True))
+        return dict(zip((self.roles.m, self.roles.across), shape, strict=True))
 
     def sharing(self, load: Load) -> int:
         """Blocks of a cluster that have an operand's tile in common."""
-        return self.along[self.roles.n if load == self.roles.a else self.roles.m]
+        return self.along[self.roles.across if load == self.roles.a else self.roles.m]
 
     @cached_property
     def all_tiles(self) -> int:
@@ -251,7 +251,7 @@ extern "C" __global__ void {bounds}
     }}
   }} else {{
 {more}    const int group = warp / 4;
-    {self.sum_type} sums[{self.width // 2}];
+    {self.sum_type} sums[{self.width // 2}]{f", products[{self.width // 2}]" if self.roles.scales else ""};
 {self._multiply_tiles()}
   }}
 {part}
@@ -262,7 +262,7 @@ extern "C" __global__ void {bounds}
         """Where a block is in its cluster, and to whom each lane says that a buffer is empty: those who copy to it."""
         if self.schedule.cluster < 2:
             return ""
-        across = self.along[self.roles.n]
+        across = self.along[self.roles.across]
         return f"""\
   const int rank = cluster_rank(), rank_m = rank / {across}, rank_n = rank % {across};
   const int partner = lane < {across} ? rank_m * {across} + lane : (rank_m ^ 1) * {across} + rank_n;"""
@@ -302,13 +302,13 @@ extern "C" __global__ void {bounds}
         first, stride = (
             ("blockIdx.x", "gridDim.x") if cluster < 2 else (f"blockIdx.x / {cluster}", f"gridDim.x / {cluster}")
         )
-        across = self.tiles[roles.n]
+        across = self.tiles[roles.across]
         lines = [f"for (int tile = {first}; tile < {self._product(self.tiles)}; tile += {stride}) {{"]
         # Bands count blocks, tiles of a walk are clusters.
-        band = min(-(-self.schedule.raster // self.along[roles.n]), across)
+        band = min(-(-self.schedule.raster // self.along[roles.across]), across)
         if band:
             lines += [
-                f"  const int within = tile % {self._product((roles.m, roles.n))}, "
+                f"  const int within = tile % {self._product((roles.m, roles.across))}, "
                 f"band = within / {self._times(band, roles.m)} * {band};",
                 f"  const int at = within - band * {self._count(roles.m)}, broad = {self._broad(band, across)};",
                 "  const int down = at / broad, across = band + at % broad;",
@@ -316,8 +316,8 @@ extern "C" __global__ void {bounds}
         else:
             down = self._count(roles.m)
             lines.append(f"  const int down = tile / {across} % {down}, across = tile % {across};")
-        number = {roles.m: "down", roles.n: "across"}
-        quotient = f"tile / {self._product((roles.m, roles.n))}"
+        number = {roles.m: "down", roles.across: "across"}
+        quotient = f"tile / {self._product((roles.m, roles.across))}"
         for axis in reversed(order):
             if axis not in number:
                 number[axis] = f"{quotient} % {self._count(axis)}"
@@ -347,14 +347,7 @@ extern "C" __global__ void {bounds}
         return str(band) if across % band == 0 else f"min({band}, {across} - band)"
 
     def _copy_tiles(self) -> str:
-        lines = []
-        step = "step"
-        for axis in reversed(self.form.reduced):
-            size = self.schedule.step_of[axis]
-            count = -(-self.form.sizes[axis] // size)
-            place = f"{step} % {count}" if axis != self.form.reduced[0] else step
-            lines.append(f"          const int {_origin(axis)} = ({place}) * {size};")
-            step = f"({step} / {count})"
+        lines = [f"          {line}" for line in self._step_places(self.form.reduced)]
         copies = "\n".join(f"          {line}" for load in (self.roles.a, self.roles.b) for line in self._copies(load))
         return f"""\
   {self._places().replace(chr(10), chr(10) + "  ")}
@@ -367,14 +360,27 @@ extern "C" __global__ void {bounds}
         }}
       }}"""
 
+    def _step_places(self, axes: Collection[str]) -> list[str]:
+        """The first element of a step along some axes of the reduction."""
+        lines = []
+        step = "step"
+        for axis in reversed(self.form.reduced):
+            size = self.schedule.step_of[axis]
+            count = -(-self.form.sizes[axis] // size)
+            place = f"{step} % {count}" if axis != self.form.reduced[0] else step
+            if axis in axes:
+                lines.append(f"const int {_origin(axis)} = ({place}) * {size};")
+            step = f"({step} / {count})"
+        return lines
+
     def _copies(self, load: Load) -> list[str]:
         """The copies of one operand's tile, or of the block's share of it, panel by panel."""
         outer, inner = outer_inner(self.roles, load)
         panel, rows = self.panels[load], self.copied_rows(load)
         is_shared = rows < self.tile[outer]
         name = "copy_tile_to_all" if is_shared else "copy_tile"
-        # Blocks side by side along n have their tile of A in common, those along m that of B.
-        is_a, across = load == self.roles.a, self.along[self.roles.n]
+        # Blocks side by side have their tile of A in common, those along m that of B.
+        is_a, across = load == self.roles.a, self.along[self.roles.across]
         part = "rank_n" if is_a else "rank_m"
         blocks = f"{2**across - 1} << rank_m * {across}, " if is_a else f"{1 + 2**across} << rank_n, "
         blocks = blocks if is_shared else ""
@@ -398,6 +404,12 @@ extern "C" __global__ void {bounds}
 {self._places()}
 #pragma unroll
       for (int i = 0; i < {self.width // 2}; ++i) sums[i] = 0;
+{self._scaled_steps() if self.roles.scales else self._all_steps()}{self._results()}
+    }}"""
+
+    def _all_steps(self) -> str:
+        """The steps of a tile, the products of all of which are summed by the instruction."""
+        return f"""\
 {"      int before = 0;" + chr(10) if self.reuses_buffers else ""}#pragma unroll 1
       for (int step = 0; step < STEPS; ++step) {{
         barrier_wait(shared, FULL + {BARRIER_BYTES} * stage, parity);
@@ -407,8 +419,50 @@ extern "C" __global__ void {bounds}
 {self._release_earlier()}        if (++stage == STAGES) stage = 0, parity ^= 1;
       }}
       {device.finish_name(self.width, self.sum_type)}(sums);
-{self._release_last()}{self._results()}
-    }}"""
+{self._release_last()}"""
+
+    def _scaled_steps(self) -> str:
+        """The steps of a tile, the products of each of which start anew and are scaled on their way to the sums.
+
+        A lane has two rows, eight apart, whose scales it reads a step ahead.
+        """
+        release = f"        {self._release('stage')}\n" if self.reuses_buffers else ""
+        return f"""\
+{self._scale()}
+      const int upper = {_origin(self.roles.m)} + warp * 16 + lane / 4;
+      float next_upper = scale_of(upper, 0), next_lower = scale_of(upper + 8, 0);
+#pragma unroll 1
+      for (int step = 0; step < STEPS; ++step) {{
+        const float scales[2] = {{next_upper, next_lower}};
+        const int next = min(step + 1, STEPS - 1);
+        next_upper = scale_of(upper, next), next_lower = scale_of(upper + 8, next);
+        barrier_wait(shared, FULL + {BARRIER_BYTES} * stage, parity);
+        {device.ARRIVE}();
+{self._products("products", is_anew=True)}
+        {device.COMMIT}();
+        {device.finish_name(self.width)}(products);
+{release}#pragma unroll
+        for (int i = 0; i < {self.width // 2}; ++i) sums[i] = fmaf(scales[i / 2 % 2], products[i], sums[i]);
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+      }}
+"""
+
+    def _scale(self) -> str:
+        """The function that reads the product of a row's scales in a step."""
+        form, roles = self.form, self.roles
+        read = {axis for load in roles.scales for index in load.indices for axis in index.axes}
+        axes = {axis: _origin(axis) for axis in (*form.final.axes, *form.reduced)} | {roles.m: "row"}
+        value = value_text(product_of(roles.scales), form.expr.tensor_by_name, axes, {})
+        guard = " && ".join(self._inside(axes, (roles.m, roles.across)))
+        places = "".join(f"        {line}\n" for line in self._step_places(read))
+        return f"""\
+      auto scale_of = [&](int row, int step) -> float {{
+{places}        return {f"{guard} ? {value} : 0.0f" if guard else value};
+      }};"""
+
+    def _inside(self, axes: Mapping[str, str], cut: Iterable[str]) -> list[str]:
+        """Conditions of an element to be inside of the output along those axes of ``cut`` that tiles reach beyond."""
+        return [f"{axes[axis]} < {self._end(axis)}" for axis in dict.fromkeys(cut) if self._is_cut(axis)]
 
     def _empty(self) -> str:
         """The wait of the thread that copies for a buffer that is not read any more."""
@@ -439,17 +493,18 @@ extern "C" __global__ void {bounds}
             return f"{{\n          if (lane < {self._partners()}) barrier_arrive_in(shared, {at}, partner);\n        }}"
         return f"{{\n          if (lane == 0) barrier_arrive(shared, {at});\n        }}"
 
-    def _products(self) -> str:
-        """The products of a step."""
+    def _products(self, sums: str = "sums", *, is_anew: bool = False) -> str:
+        """The products of a step, added to ``sums`` or, where these start anew, in their place."""
         roles = self.roles
-        name = device.product_name(roles.dtype, self.width, roles.is_turned(roles.a), roles.is_turned(roles.b))
-        lines = []
+        turns = roles.is_turned(roles.a), roles.is_turned(roles.b)
+        lines: list[str] = []
         for depth in range(0, self.schedule.step_of[roles.k], DEPTH_BYTES // self.element_bytes):
             a, b = (self.panels[load].described(0, 0, depth) for load in (roles.a, roles.b))
             group_bytes = self.panels[roles.a].described(0, GROUP_ROWS, depth)[0] - a[0]
             described = [f"{a[0]} + group * {group_bytes}, {a[1]}, {a[2]}", f"{b[0]}, {b[1]}, {b[2]}"]
             operands = [f"{device.DESCRIPTOR}(shared, stage * STAGE_BYTES + {text})" for text in described]
-            lines.append(f"        {name}(sums, {operands[0]},\n            {operands[1]});")
+            name = device.product_name(roles.dtype, self.width, *turns, is_anew=is_anew and not lines)
+            lines.append(f"        {name}({sums}, {operands[0]},\n            {operands[1]});")
         return "\n".join(lines)
 
     # ---- results
@@ -462,8 +517,8 @@ extern "C" __global__ void {bounds}
         form, roles = self.form, self.roles
         m, n, output = _origin(roles.m), _origin(roles.n), form.expr.output
         axes = {axis: _origin(axis) for axis in form.final.axes} | {roles.m: "row", roles.n: "column"}
-        inside = [f"row < {self._end(roles.m)}"] if self._is_cut(roles.m) else []
-        across = f"column < {self._end(roles.n)}" if self._is_cut(roles.n) else ""
+        inside = self._inside(axes, (roles.m, *([roles.blocks] if roles.blocks else [])))
+        across = "".join(self._inside(axes, [roles.n]))
         guard = " && ".join([*inside, *([across] if across else [])])
         computed = "int" if form.expr.final_dtype == "int32" else "float"
         value = "sum" if computed == "int" else final_text(form, axes, "sum")

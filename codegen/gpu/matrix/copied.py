@@ -106,7 +106,7 @@ class CopiedProduct(ProductKernel):
 
     def fetch(self, step: Expr, stage: Expr) -> None:
         """All threads copy the tiles of a step, zero where a tensor or the product ends."""
-        first = {**self.origin, **self._step_origin(step)}
+        first = {**self.origin, **self.step_origin(step)}
         for load in (self.roles.a, self.roles.b):
             self._fetch_operand(load, stage, first)
 
@@ -115,7 +115,8 @@ class CopiedProduct(ProductKernel):
         ranges, bounds = {**self.form.sizes, **self.plan.padded}, self.plan.bounds
         return read_in_place(place, self.plan.tensors, self.block.buffers, axes, ranges, bounds=bounds)
 
-    def _step_origin(self, step: Expr) -> dict[str, Expr]:
+    def step_origin(self, step: Expr) -> dict[str, Expr]:
+        """First elements of a step along the axes of the reduction."""
         origin: dict[str, Expr] = {}
         for axis in reversed(self.form.reduced):
             size = self.schedule.step_of[axis]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import cast
 
 import numpy as np
 
@@ -69,6 +71,16 @@ def element_text(tensor: Tensor, indices: list[str]) -> str:
         terms.append(f"{wide}({index})" if stride == 1 else f"{wide}({index}) * {stride}")
         stride *= size
     return f"{identifier(tensor.name)}_ptr[{' + '.join(reversed(terms)) or '0'}]"
+
+
+def product_of(factors: Sequence[Load]) -> Value:
+    """The product of several reads.
+
+    >>> from sokoban.language.expression import value_text
+    >>> value_text(product_of([Load("S", ()), Load("T", ())]))
+    '(S[] * T[])'
+    """
+    return reduce(lambda product, factor: Call("mul", (product, factor)), factors[1:], cast(Value, factors[0]))
 
 
 def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:

@@ -12,6 +12,7 @@ step's first 32 included: :mod:`codegen.gpu.matrix.operands` has how, for every 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -25,6 +26,7 @@ from codegen.gpu.matrix.base import (
 from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.gpu.matrix.mma_functions import ROUND_TO_TF32, product_name
 from codegen.gpu.matrix.operands import OperandTile
+from codegen.gpu.matrix.scaled_sums import ScaledSums
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import TileRequest
 from codegen.tir.statements import allocate, named
@@ -83,6 +85,8 @@ class MmaKernel(CopiedProduct):
         self.meets = self.is_asynchronous or not self.loads_ahead or self.steps > self.ahead
         self.a_fragments = allocate("a_fragments", 2 * plan.fragments_m * 4, "uint32", "local")
         self.b_fragments = allocate("b_fragments", 2 * plan.fragments_n * 4, "uint32", "local")
+        self.scales = ScaledSums(self, self.warp_m) if roles.scales else None
+        self.multiplied = self.sums if self.scales is None else self.scales.products
 
     @staticmethod
     def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
@@ -118,7 +122,8 @@ class MmaKernel(CopiedProduct):
             self.fetch(step, 0)
             self.commit()
             self.wait(0)
-            self._multiply_step(0)
+            with self._scaled(step):
+                self._multiply_step(0)
 
     def last_read(self) -> Collection[int]:
         if self.stages == 1 or self.steps == 1:
@@ -135,11 +140,17 @@ class MmaKernel(CopiedProduct):
             self._load_fragments(0, 0, 0)
         with named(T.serial, self.steps, "step") as step:
             if self.loads_ahead:
-                self._multiply_ahead(step)
+                with self._scaled(step):
+                    self._multiply_ahead(step)
             else:
                 self.wait(self.ahead - 1)
                 self.fetch_later(step)
-                self._multiply_step(step % self.stages)
+                with self._scaled(step):
+                    self._multiply_step(step % self.stages)
+
+    def _scaled(self, step: Expr) -> AbstractContextManager[None]:
+        """Statements that multiply a step, whose sums are scaled where there are scales."""
+        return nullcontext() if self.scales is None else self.scales.of_step(step)
 
     def _multiply_step(self, stage: Expr) -> None:
         self._load_fragments(0, stage, 0)
@@ -184,7 +195,7 @@ class MmaKernel(CopiedProduct):
         with named(T.unroll, self.plan.fragments_m, "i") as i, named(T.unroll, self.plan.fragments_n * 2, "j") as j:
             self.call(
                 self.product,
-                self.sums.data,
+                self.multiplied.data,
                 self._first_sum(i, j),
                 self.a_fragments.data,
                 (buffer * self.plan.fragments_m + i) * 4,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from itertools import product
 
 from sokoban.kernel.matrix import MATRIX_TYPES
+from sokoban.language.expression import FLOAT8_DTYPES
 from sokoban.schedule.bulk_copies import BULK_WIDTHS
 
 #: Rows of a tile in 128-byte swizzle repeat after so many bytes: eight rows of 128.
@@ -37,45 +38,48 @@ def finish_name(width: int, sum_type: str = "float") -> str:
     return f"warp_group_finish_{width}" + ("_of_integers" if sum_type == "int" else "")
 
 
-def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
+def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool, *, is_anew: bool = False) -> str:
     """The function that multiplies 64 rows of 32 bytes by as many rows of ``width``; *turned* operands have rows (of A)
-    or columns (of B) rather than the depth in adjacent places: ``wgmma_64x128x16_f16_kn``."""
+    or columns (of B) rather than the depth in adjacent places: ``wgmma_64x128x16_f16_kn``. Sums that start anew are
+    those of this product alone: ``wgmma_64x128x32_e4m3_kk_anew``."""
     turns = f"{'m' if a_turned else 'k'}{'n' if b_turned else 'k'}"
-    return f"wgmma_64x{width}x{_depth(dtype)}_{_TYPES[dtype][0]}_{turns}"
+    return f"wgmma_64x{width}x{_depth(dtype)}_{_TYPES[dtype][0]}_{turns}" + "_anew" * is_anew
 
 
 def _depth(dtype: str) -> int:
     return MATRIX_TYPES[dtype].depth
 
 
-def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
+def _product(dtype: str, width: int, a_turned: bool, b_turned: bool, is_anew: bool = False) -> str:
     ptx, cpu = _TYPES[dtype]
-    name = product_name(dtype, width, a_turned, b_turned)
+    name = product_name(dtype, width, a_turned, b_turned, is_anew=is_anew)
+    function = "multiply_anew" if is_anew else "multiply_by_warp_group"
     count = width // 2
     registers = _lines([f"%{i}" for i in range(count)], '"', ' "')
     # Scales of the sums and of both operands are 1: sums are added to, signs stay, which integers have no choice of.
     sum_type, ptx_sum, scales = ("int", "s32", "1") if dtype == "int8" else ("float", "f32", "1, 1, 1")
+    scales = "0, 1, 1" if is_anew else scales
     turns = f", {int(a_turned)}, {int(b_turned)}" if dtype in _TURNED_TYPES else ""
     return f"""\
 #ifdef CUDA_ON_CPU
 #define {name}(d, a, b) \\
-  emulator::multiply_by_warp_group(EMULATOR_SITE, d, a, b, emulator::{cpu}, {width}, {int(a_turned)}, {int(b_turned)})
+  emulator::{function}(EMULATOR_SITE, d, a, b, emulator::{cpu}, {width}, {int(a_turned)}, {int(b_turned)})
 #else
 static __device__ __forceinline__ void {name}(
     {sum_type}* d, unsigned long long a, unsigned long long b) {{
   asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k{_depth(dtype)}.{ptx_sum}.{ptx}.{ptx} {{"
 {registers}
                "}}, %{count}, %{count + 1}, {scales}{turns};"
-               : {_sums(width, sum_type)}
+               : {_sums(width, sum_type, "=" if is_anew else "+")}
                : "l"(a), "l"(b));
 }}
 #endif"""
 
 
-def _sums(width: int, sum_type: str) -> str:
-    """The sums of a thread as operands that an instruction reads and writes."""
+def _sums(width: int, sum_type: str, change: str = "+") -> str:
+    """The sums of a thread as operands that an instruction reads and writes (``+``), or writes alone (``=``)."""
     kind = {"float": "f", "int": "r"}[sum_type]
-    return _lines([f'"+{kind}"(d[{i}])' for i in range(width // 2)], "", "").strip()
+    return _lines([f'"{change}{kind}"(d[{i}])' for i in range(width // 2)], "", "").strip()
 
 
 def _finish(width: int, sum_type: str) -> str:
@@ -129,6 +133,11 @@ _FUNCTIONS = {
         product_name(dtype, width, a, b): _product(dtype, width, a, b)
         for dtype, width, a, b in product(_TYPES, BULK_WIDTHS, (False, True), (False, True))
         if dtype in _TURNED_TYPES or not (a or b)
+    },
+    # Scales of blocks are those of eight-bit floats.
+    **{
+        product_name(dtype, width, False, False, is_anew=True): _product(dtype, width, False, False, is_anew=True)
+        for dtype, width in product(FLOAT8_DTYPES, BULK_WIDTHS)
     },
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sokoban.kernel.matrix import FRAGMENT, WIDENED_FRAGMENT_INSTRUCTIONS, WIDENED_PRODUCT_INSTRUCTIONS
 from sokoban.kernel.placed import PlacedForm
+from sokoban.model.gpu.scales import scale_instructions
 from sokoban.model.gpu.step import BlockStep, busiest_scheduler
 from sokoban.model.gpu.work import START_INSTRUCTIONS, flat_instructions, is_flat
 from sokoban.schedule.table import Floats, ScheduleTable, shares_rows
@@ -69,11 +70,17 @@ def issue_seconds(step: BlockStep) -> Floats:
     instructions = sum(issued_instructions(step).values(), np.zeros(table.count))
     if table.has_warp_tiles:
         # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
-        # One thread of a group of its own starts what is copied in bulk.
-        copies = np.where(table.bulk, 0.0, sum(part.loads for part in step.fetches.values()))
-        matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, step.placed)
-        instructions = np.where(table.warp_tile, np.where(table.mma, matrix, 0.0), instructions)
+        instructions = np.where(table.warp_tile, np.where(table.mma, warp_instructions(step), 0.0), instructions)
     return instructions / step.device.clocks.boost_hz * busiest_scheduler(step)
+
+
+def warp_instructions(step: BlockStep) -> Floats:
+    """Instructions of a warp during one step by ``mma.sync`` or ``wgmma``."""
+    table = step.table
+    # One thread of a group of its own starts what is copied in bulk.
+    copies = np.where(table.bulk, 0.0, sum(part.loads for part in step.fetches.values()))
+    multiplied = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, step.placed)
+    return multiplied + scale_instructions(table) if table.form.scale_loads else multiplied
 
 
 def _fragment_instructions(table: ScheduleTable, placed: PlacedForm) -> Floats:

@@ -53,7 +53,9 @@ def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> In
     if table.has_warp_tiles:
         # The tile of a warp is spread over its lanes.
         values = np.where(table.warp_tile, -(-values // 32), values)
-        values = np.where(table.mma, -(-table.accumulators // 32) + _mma_operand_registers(table), values)
+        # Where sums of a step are scaled, they are besides those of all steps.
+        sums = -(-table.accumulators // 32) * table.form.sum_sets
+        values = np.where(table.mma, sums + _mma_operand_registers(table), values)
     return values + OVERHEAD_REGISTERS
 
 

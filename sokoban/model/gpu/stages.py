@@ -17,8 +17,10 @@ from sokoban.kernel.regions import data_dimension, read_bytes
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import ROLLED_LOADS, UNROLLED_LOADS, Fetch
+from sokoban.model.gpu.issue import warp_instructions
 from sokoban.model.gpu.reuse import bytes_of_all_steps
 from sokoban.model.gpu.row_work import bytes_again, row_bytes, row_passes
+from sokoban.model.gpu.scales import scale_bytes, scale_instructions, scale_passes
 from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads, working_warps
 from sokoban.model.gpu.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
 from sokoban.model.gpu.work import final_flops, is_flat
@@ -79,7 +81,25 @@ def compute_seconds(step: BlockStep) -> Floats:
     fragments = points * 2.0 / (peak / device.unit_count) * occupancy.running
     # Too few warps leave matrix units idle, as they leave schedulers.
     idle = np.maximum(1.0, device.teu.group_size / (working_warps(step) * occupancy.running))
-    return np.where(table.warp_tile, fragments * idle, scalar)
+    fragments = fragments * idle
+    if table.form.scale_loads:
+        fragments = np.maximum(fragments, _turn_seconds(step, fragments))
+    return np.where(table.warp_tile, fragments, scalar)
+
+
+def _turn_seconds(step: BlockStep, fragments: Floats) -> Floats:
+    """A step of one warp of a scheduler whose sums are scaled: it multiplies, then adds what it has scaled. A warp
+    group issues nothing while it multiplies. Meanwhile the matrix units have other warps, or nothing.
+
+    Args:
+        step: of all blocks that a unit runs.
+        fragments: seconds of the matrix units for the products of all of their warps.
+    """
+    table = step.table
+    warps = np.maximum(1.0, working_warps(step) * step.occupancy.running / step.device.teu.group_size)
+    between = np.where(table.wgmma, warp_instructions(step), scale_instructions(table))
+    turn: Floats = fragments / warps + between / step.device.clocks.boost_hz
+    return turn
 
 
 def address_seconds(step: BlockStep) -> Floats:
@@ -118,6 +138,8 @@ def shared_seconds(step: BlockStep) -> Floats:
     passes = passes + warps * table.thread_points * homeless
     # Every value that does not wait in a register for its next use is stored once, and read again.
     passes = passes + warps * 2.0 * step.window_spills
+    if table.form.scale_loads:
+        passes = passes + warps * scale_passes(table)
     return passes * occupancy.running / passes_per_second(device)
 
 
@@ -161,6 +183,8 @@ def l2_bytes(step: BlockStep) -> Floats:
         block_bytes = block_bytes + moved
     if step.rows is not None and step.form.is_rows:
         block_bytes = row_bytes(table, l2.transaction_bytes, step.rows)
+    if step.form.scale_loads:
+        block_bytes = block_bytes + scale_bytes(table, step.device)
     return block_bytes + local_bytes(step)
 
 
@@ -257,6 +281,9 @@ def pipelined_waiting(step: BlockStep, waiting: Floats, work: Floats, transfer: 
     ahead = np.maximum(1, table.stages - 1)
     barrier = np.where(table.wgmma, 0.0, BARRIER_CYCLES / step.device.clocks.boost_hz)
     late = np.maximum(0.0, (LOADED_LATENCY * latency_seconds(step.device) + transfer) / ahead - work) + barrier
+    if table.form.scale_loads:
+        # Scales are read when the step before begins, and used when their own ends.
+        late = np.maximum(late, LOADED_LATENCY * cache_latencies(step.device)[0] - 2.0 * work)
     return np.where(table.stages > 1, np.minimum(late, waiting), waiting)
 
 

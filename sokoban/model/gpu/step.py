@@ -165,6 +165,8 @@ def occupancy_of(step: BlockStep) -> Occupancy:
     spilled = spilled_registers(device, needed, registers)
     if table.has_warp_tiles:
         spilled = np.where(table.warp_tile & ~table.mma, 0, spilled)
+        # Tiles with two sets of sums are no larger than what the copying group gives up has room for.
+        spilled = np.where(table.bulk & bool(table.form.scale_loads), 0, spilled)
     if step.report is not None:
         registers, spilled = step.report.registers, step.report.spilled
     shared = shared_bytes(table)

@@ -72,6 +72,16 @@ def test_slices_that_fit_are_views_of_the_tensors() -> None:
     assert "relu" in statement_text(second.source.statements[-1])
 
 
+def test_scales_of_blocks_are_cut_with_their_blocks() -> None:
+    form = form_of(op="scaled_matmul", m=64, n=2048, k=7168, precision="fp8-block")
+    (text,) = [statement_text(s) for s in Slices("b", 4, 14).problems(form)[0].source.statements]
+    assert text.endswith(
+        "sum([b, k], (((X[m, b_slice, b, k] * W[c, n, b_slice, b, k]) * SX[b_slice, b, m]) * SW[c, b_slice, b]))"
+    )
+    programs = chains(form, "h100-sxm")
+    assert {chain.split.axis for chain in programs} == {"b"}  # a block is no longer than a step already
+
+
 def test_slices_that_do_not_fit_pad_the_last_one_with_zeros() -> None:
     form = form_of(op="matmul", m=5, n=7, k=23)
     first, _ = Slices("k", 4, 6).problems(form)
@@ -87,6 +97,7 @@ def test_slices_that_do_not_fit_pad_the_last_one_with_zeros() -> None:
         (Slices("k", 3, 5), {"op": "batch_matmul", "b": 2, "m": 4, "n": 3, "k": 15}),
         (Slices("k", 3, 5), {"op": "batch_matmul", "b": 2, "m": 4, "n": 3, "k": 14}),
         (Slices("c", 3, 2), {"op": "conv2d", "n": 2, "c": 6, "h": 5, "w": 5, "f": 3, "kh": 3, "kw": 3, "padding": 1}),
+        (Slices("b", 2, 2), {"op": "scaled_matmul", "m": 3, "n": 256, "k": 512, "precision": "fp8-block"}),
         (Slices("k", 2, 6), {"expr": "M[i] = max(k, X[i, k] * k)", "sizes": {"i": 3, "k": 12}}),
         (Slices("k", 3, 4), {"expr": "S[i] = sum(k, X[i, k] * k)", "sizes": {"i": 3, "k": 12}}),
         (Slices("k", 3, 4), {"expr": "P[i] = prod(k, X[k, i])", "sizes": {"i": 3, "k": 12}}),

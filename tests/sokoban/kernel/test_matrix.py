@@ -173,3 +173,54 @@ def test_eight_bit_floats_need_a_matrix_instruction(operator: dict[str, object],
     with pytest.raises(InputError, match=reason):
         PlacedForm(form, load_device(device)).check()
     PlacedForm(form_of(op="matmul", m=64, n=64, k=64, dtype="int8"), load_device("k80")).check()
+
+
+BLOCKS = {"i": 64, "c": 3, "n": 128, "b": 5, "k": 128}
+
+
+def scaled_of(factors: str, output: str = "Y[i,c,n]", **dtypes: str) -> KernelForm:
+    scales = {name: "float32" for name in "ST" if f"{name}[" in factors}
+    text = f"{output} = sum((b, k), {factors})"
+    return form_of(expr=text, sizes=BLOCKS, dtype="float8_e4m3fn", dtypes={**scales, "Y": "float32", **dtypes})
+
+
+def test_scales_of_blocks_multiply_sums_of_a_depth() -> None:
+    form = scaled_of("A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b]")
+    roles = form.roles
+    assert summary(roles) == ("i", "n", "k", "A", "row", "W", "col")
+    assert roles is not None and [load.tensor for load in roles.scales] == ["S", "T"]
+    assert (roles.blocks, roles.across) == ("c", "c")
+    assert [load.tensor for load in form.body_loads] == ["A", "W"]
+    # A multiply-add for each product, and for each sum of a block.
+    assert form.flops == 2 * 64 * 3 * 128 * (5 * 128 + 5)
+
+
+def test_scales_stand_where_they_like_among_the_factors() -> None:
+    roles = scaled_of("T[c,b] * W[c,n,b,k] * (S[i,b] * A[i,b,k])").roles
+    assert summary(roles) == ("i", "n", "k", "A", "row", "W", "col")
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        "A[i,b,k] * W[c,n,b,k] * S[b,k]",  # of the depth itself
+        "A[i,b,k] * W[c,n,b,k] * S[c,n,b]",  # of single columns
+        "A[i,b,k] * W[c,n,b,k] * exp(S[i,b])",
+    ],
+)
+def test_other_scales_leave_no_product_of_matrices(factors: str) -> None:
+    assert scaled_of(factors).roles is None
+
+
+def test_scales_of_matrices_at_places_are_read_there() -> None:
+    data = {"op": "grouped_matmul", "m": 256, "groups": 4, "n": 256, "k": 384, "precision": "fp8-block"}
+    roles = kernel_form(operator_from_data(data)).roles
+    assert summary(roles) == ("r", "n", "k", "X", "row", "W", "col")
+    assert roles is not None and [load.tensor for load in roles.scales] == ["SX", "SW"]
+    assert [len(load.places) for load in roles.scales] == [0, 1] and roles.blocks == "c"
+
+
+def test_scales_are_those_of_eight_bit_floats() -> None:
+    wide = {"A": "float16", "W": "float16"}
+    assert scaled_of("A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b]", **wide).roles is None
+    assert scaled_of("A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b]", T="float16").roles is None

@@ -82,3 +82,28 @@ def test_eight_bit_floats_are_read_by_the_product_alone() -> None:
     data = {"expr": text, "sizes": dict.fromkeys("ijk", 64), "dtypes": dict.fromkeys("AB", "float8_e5m2")}
     with pytest.raises(InputError, match="float8_e5m2 of B is for the operands of the product alone"):
         PlacedForm(form_of(**data), H200).check()
+
+
+def scaled_of(k: int = 128) -> KernelForm:
+    return form_of(
+        expr="Y[i,c,n] = sum((b, k), A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b])",
+        sizes={"i": 64, "c": 3, "n": 128, "b": 5, "k": k}, dtype="float8_e4m3fn",
+        dtypes={"S": "float32", "T": "float32", "Y": "bfloat16"},
+    )  # fmt: skip
+
+
+def test_scales_of_blocks_are_for_matrix_instructions_alone() -> None:
+    placed = PlacedForm(scaled_of(), H200)
+    placed.check()
+    assert placed.bulk_roles is not None and placed.warp_group_rates is not None
+    assert placed.rate.flops == placed.warp_group_rates.sustained_flops
+    by_warps = PlacedForm(scaled_of(k=120), H200)  # rows that no bulk copy takes
+    assert by_warps.bulk_roles is None and by_warps.product is not None
+    PlacedForm(scaled_of(), L4).check()
+    with pytest.raises(InputError, match="has none for it"):
+        PlacedForm(scaled_of(), V100).check()
+
+
+def test_warps_with_two_sets_of_sums_have_half_as_many() -> None:
+    assert [PlacedForm(scaled_of(), device).most_sums for device in (L4, H200)] == [2048, 1024]
+    assert PlacedForm(product_of("float8_e4m3fn"), L4).most_sums == 4096

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hal.support.errors import InputError
 from sokoban.language.layers import is_layer, layer_from_data
 from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate, random_inputs
 
 SCALED = {"op": "scaled_matmul", "m": 64, "n": 128, "k": 256}
 EXPERTS = {"op": "experts", "tokens": 64, "hidden": 128, "intermediate": 64, "experts": 8, "top_k": 2}
@@ -75,6 +77,38 @@ def test_grouped_products_of_16_bits_are_kernels_of_ours() -> None:
     }  # fmt: skip
 
 
+IN_BLOCKS = {**SCALED, "precision": "fp8-block"}
+
+
+def test_products_with_scales_of_blocks_are_kernels_of_ours() -> None:
+    """The caller's tensors are matrices: activations and weights of eight bits, and the scales of both."""
+    expr = operator_from_data(IN_BLOCKS)
+    assert expr.name == "scaled_matmul_64x128x256_fp8-block"
+    assert {tensor.name: (tensor.caller_shape, tensor.dtype) for tensor in (*expr.inputs, expr.output)} == {
+        "X": ((64, 256), "float8_e4m3fn"), "W": ((128, 256), "float8_e4m3fn"), "SX": ((2, 64), "float32"),
+        "SW": ((1, 2), "float32"), "Y": ((64, 128), "bfloat16"),
+    }  # fmt: skip
+
+
+def test_grouped_products_have_scales_of_blocks_as_well() -> None:
+    sizes = {"n": 256, "k": 384, "precision": "fp8-block"}
+    expr = operator_from_data({**GROUPED, **sizes})
+    assert {tensor.name: (tensor.caller_shape, tensor.dtype) for tensor in (*expr.inputs, expr.output)} == {
+        "X": ((4, 16, 384), "float8_e4m3fn"), "W": ((4, 256, 384), "float8_e4m3fn"), "G": ((4,), "int32"),
+        "SX": ((3, 4, 16), "float32"), "SW": ((4, 2, 3), "float32"), "Y": ((4, 16, 256), "bfloat16"),
+    }  # fmt: skip
+    with pytest.raises(InputError, match="n: 200 is no multiple of 128"):
+        operator_from_data({**GROUPED, **sizes, "n": 200})
+
+
+def test_a_product_in_blocks_is_that_of_what_its_numbers_stand_for() -> None:
+    expr = operator_from_data(IN_BLOCKS)
+    inputs = random_inputs(expr, 1)
+    x, w = inputs["X"].reshape(64, 2, 128), inputs["W"].reshape(1, 128, 2, 128)
+    meant = (x * inputs["SX"].T[:, :, None]).reshape(64, 256), (w * inputs["SW"][:, None, :, None]).reshape(128, 256)
+    np.testing.assert_allclose(evaluate(expr, inputs).reshape(64, 128), meant[0] @ meant[1].T, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("distribution", "rows", "tiles"),
     [("uniform", 64, 4), ("uniform", 66, 6), ("power_law_1.2", 64, 7), ("power_law_1.2", 2, 2)],
@@ -87,8 +121,18 @@ def test_rows_of_groups_take_whole_tiles(distribution: str, rows: int, tiles: in
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (SCALED, "op: 'scaled_matmul' is a layer of several kernels of a library and no kernel of ours"),
-        ({**GROUPED, "precision": "fp8-block"}, "precision: fp8-block needs several kernels of a library"),
+        (SCALED, "precision: fp8-rowwise needs several kernels of a library: those of ours multiply fp8-block"),
+        ({**IN_BLOCKS, "n": 100}, "n: 100 is no multiple of 128, the elements that have a scale in common; pad the"),
+        ({**IN_BLOCKS, "k": 130}, "k: 130 is no multiple of 128, the elements that have a scale in common; pad the"),
+        ({**IN_BLOCKS, "m": {"up to": 64}}, "m: cannot be left to the launch; write the most"),
+        (
+            {"op": "experts", "tokens": 8, "hidden": 8, "intermediate": 8, "experts": 2, "top_k": 1},
+            "op: 'experts' is a layer of several kernels of a library and no kernel of ours",
+        ),
+        (
+            {**GROUPED, "precision": "nvfp4"},
+            "precision: nvfp4 needs several kernels of a library: those of ours multiply b",
+        ),
         ({**GROUPED, "n": {"up to": 64}}, "n: cannot be left to the launch; write the most"),
     ],
 )

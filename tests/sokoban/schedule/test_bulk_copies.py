@@ -119,3 +119,39 @@ def test_persistent_blocks_fill_their_pipeline_once() -> None:
     once = filling[np.flatnonzero(wide & (table.launched == 132))[0]]
     each = filling[np.flatnonzero((table.block["m"] == 128) & (table.block["n"] == 256) & (table.cluster == 4))[0]]
     np.testing.assert_allclose(once * 4, each)
+
+
+def scaled_of(c: int = 32, n: int = 128) -> KernelForm:
+    data = {
+        "expr": "Y[i,c,n] = sum((b, k), A[i,b,k] * W[c,n,b,k] * S[i,b] * T[c,b])",
+        "sizes": {"i": 4096, "c": c, "n": n, "b": 16, "k": 128}, "dtype": "float8_e4m3fn",
+        "dtypes": {"S": "float32", "T": "float32", "Y": "bfloat16"},
+    }  # fmt: skip
+    return kernel_form(operator_from_data(data))
+
+
+def test_tiles_with_two_sets_of_sums_are_narrower() -> None:
+    form = scaled_of(n=256)
+    schedules = list(bulk_schedules(PlacedForm(form, H100)))
+    widest = {
+        rows: max(schedule.block_of["n"] for schedule in schedules if schedule.block_of["i"] == rows)
+        for rows in (64, 128, 192)
+    }
+    assert widest == {64: 192, 128: 192, 192: 128}
+    step = breakdown(ScheduleTable.of(form, schedules), PlacedForm(form, H100)).step
+    assert (step.occupancy.resident >= 1).all() and (step.occupancy.spilled == 0).all()
+
+
+def test_clusters_lie_across_blocks_of_columns() -> None:
+    """Each of the blocks of columns is one tile: those side by side read rows of A together."""
+    form = scaled_of()
+    assert form.roles is not None
+    table = proposed(form)
+    chosen = (table.block["i"] == 192) & (table.block["n"] == 128) & (table.cluster == 2)
+    assert chosen.any()
+    assert set(read_share(table, form.roles.a)[chosen]) == {0.5} and set(read_share(table, form.roles.b)[chosen]) == {
+        1.0
+    }
+    odd = proposed(scaled_of(c=33))
+    chosen = (odd.block["i"] == 192) & (odd.block["n"] == 128) & (odd.cluster == 2)
+    assert set(clustered_blocks(odd)[chosen]) == {22 * 34}
