@@ -14,6 +14,7 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.flash import consider
+from roller.explain.attention import attention_origin
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
@@ -173,3 +174,15 @@ def test_warp_groups_multiply_where_copies_in_bulk_take_pages(
     changes: dict[str, Any], instruction: Instruction
 ) -> None:
     assert best(form_of(PREFILL | IN_PAGES, **changes), H100)[1].instruction is instruction
+
+
+@pytest.mark.parametrize(
+    ("operator", "device", "line"),
+    [
+        (DECODE, A100, "pages of 16 tokens: a thread reads the table 2 times a step, and copies when it knows"),
+        (PREFILL, H100, "pages of 16 tokens: a copy in bulk brings 16 rows, whose page its thread looks up"),
+    ],
+)
+def test_a_page_tells_how_keys_are_looked_up(operator: dict[str, Any], device: DeviceSpec, line: str) -> None:
+    kernel, schedule, _ = best(form_of(operator | IN_PAGES), device)
+    assert line in " ".join(" ".join(attention_origin(kernel, schedule)).split())
