@@ -35,10 +35,12 @@ def problem(suite: str, spec: Spec) -> Problem:
     """One operator of a suite.
 
     Raises:
-        InputError: no PyTorch call is written for its kind or its epilogue.
+        InputError: no PyTorch call is written for its kind, its pages or its epilogue.
     """
     if spec.get("op") not in _KINDS:
         raise InputError(suite, f"has no PyTorch call for operator {spec.get('op', 'expr')!r}", "leave it out")
+    if spec.get("pool"):
+        raise InputError(suite, "has no PyTorch call for attention over pages of a pool", "leave it out")
     return _KINDS[str(spec["op"])](suite, spec)
 
 

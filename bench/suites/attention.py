@@ -16,16 +16,23 @@ import click
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 MASKS = ("none", "causal", "window", "decode", "other keys")
+#: Tokens of a page, and pages of a pool that no sequence needs.
+PAGES, MORE_PAGES = (1, 5, 8, 16, 16, 32, 64, 128), 3
 
 
-def drawn(count: int, seed: int, dtypes: tuple[str, ...], gradients: bool = False) -> list[dict[str, Any]]:
-    """``count`` operators as ``roller compile`` reads them; ``gradients`` of queries and of keys in turns.
+def drawn(
+    count: int, seed: int, dtypes: tuple[str, ...], gradients: bool = False, pages: bool = False
+) -> list[dict[str, Any]]:
+    """``count`` operators as ``roller compile`` reads them; ``gradients`` of queries and of keys in turns, or keys and
+    values in ``pages``.
 
     >>> [each["head_dim"] in HEAD_DIMS for each in drawn(2, 0, ("float16",))]
     [True, True]
     """
     source = random.Random(seed)
     operators = [_operator(source, dtypes[number % len(dtypes)]) for number in range(count)]
+    if pages:
+        return [_in_pages(source, operator) for operator in operators]
     if not gradients:
         return operators
     subjects = ("queries", "keys")
@@ -53,6 +60,12 @@ def _operator(source: random.Random, dtype: str) -> dict[str, Any]:
     return operator | ({"causal": True} if mask == "causal" else {})
 
 
+def _in_pages(source: random.Random, operator: dict[str, Any]) -> dict[str, Any]:
+    """An operator whose keys and values lie in pages of a pool."""
+    page, keys = source.choice(PAGES), operator.get("keys", operator["queries"])
+    return operator | {"page": page, "pool": operator["b"] * -(-keys // page) + MORE_PAGES}
+
+
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--count", type=click.IntRange(1), default=300, show_default=True)
@@ -62,9 +75,12 @@ def _operator(source: random.Random, dtype: str) -> dict[str, Any]:
     show_default=True, help="Element types, in turns.",
 )  # fmt: skip
 @click.option("--gradients", is_flag=True, help="Gradients of queries and of keys in turns.")
-def main(file: Path, count: int, seed: int, dtype: tuple[str, ...], gradients: bool) -> None:
+@click.option("--pages", is_flag=True, help="Keys and values in pages of a pool.")
+def main(file: Path, count: int, seed: int, dtype: tuple[str, ...], gradients: bool, pages: bool) -> None:
     """Write COUNT attention operators to FILE."""
-    operators = drawn(count, seed, dtype, gradients)
+    if gradients and pages:
+        raise click.UsageError("gradients have no keys in pages: give one of --gradients and --pages")
+    operators = drawn(count, seed, dtype, gradients, pages)
     file.write_text("[\n" + ",\n".join(json.dumps(each) for each in operators) + "\n]\n")
 
 

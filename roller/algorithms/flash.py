@@ -77,7 +77,7 @@ class KeySlices:
         """The kernel that multiplies."""
         expr = form.expr
         return AttentionKernel(
-            name=expr.name, attention=form.attention, slices=self.count, inputs=expr.operands("QKV"),
+            name=expr.name, attention=form.attention, slices=self.count, inputs=expr.operands(operand_names(form)),
             output=expr.output if self.count == 1 else self._parts(form),
         )  # fmt: skip
 
@@ -91,7 +91,7 @@ class KeySlices:
         """The partial results between the kernels."""
         expr, attention = form.expr, form.attention
         rows = attention.b * attention.heads * attention.queries
-        name = unused_name("Parts", {tensor.name for tensor in (*expr.operands("QKV"), expr.output)})
+        name = unused_name("Parts", {tensor.name for tensor in (*expr.inputs, expr.output)})
         return Tensor(name, (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
 
     def cut_down(self, form: KernelForm, schedules: Sequence[AttentionSchedule]) -> tuple[KernelForm, KeySlices]:
@@ -102,9 +102,12 @@ class KeySlices:
         attention = form.attention
         rows = -(-schedule.rows * attention.key_heads // attention.heads)
         steps = (schedule.stages + 2) * (2 if attention.window_size else 1)
+        keys = cut(attention.key_count, schedule.keys, steps * self.count)
+        if attention.pages is not None:  # more than one page a sequence
+            keys = max(keys, cut(attention.key_count, attention.pages.tokens))
         small = attention.smaller(
             b=min(2, attention.b), key_heads=min(2, attention.key_heads), queries=cut(attention.queries, rows),
-            keys=cut(attention.key_count, schedule.keys, steps * self.count),
+            keys=keys,
         )  # fmt: skip
         return kernel_form(program_as(small, form.expr)), self
 
@@ -117,6 +120,11 @@ class KeySlices:
     def text(self) -> str:
         """In words: ``4 slices of the keys``; empty for one kernel."""
         return "" if self.count == 1 else f"{self.count} slices of the keys"
+
+
+def operand_names(form: KernelForm) -> tuple[str, ...]:
+    """Names that the operands of the kernel have in the program of attention."""
+    return ("Q", "K", "V") if form.attention.pages is None else ("Q", "K", "V", "Table")
 
 
 def consider(placed: PlacedForm, top_k: int) -> Considered:
@@ -229,5 +237,5 @@ def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -
         candidates = matrix_tiles(AttentionSchedule, (False, True))
         if device.warp_group_instruction(dtype) is not None:
             groups = group_tiles(AttentionSchedule, lambda schedule: shared_bytes(kernel, schedule), device)
-            candidates = chain(groups, candidates)
+            candidates = chain((each for each in groups if each.misfit(kernel) is None), candidates)
     return within(candidates, kernel.rows, kernel.attention.key_count, max(1, slices.count))

@@ -22,6 +22,8 @@ from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm, attention_of
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.named.expressions import program_as
 from sokoban.schedule.cutting import cut_sizes, resize
 
@@ -82,14 +84,26 @@ def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     origin, attention = expr.origin, attention_of(expr)
     if origin is None or attention is None:
         return sequence_form(resize(form, sizes).expr, [len(stage.source.statements) for stage in form.stages])
-    b, heads, i, j, d, e = (sizes[origin.name(axis)] for axis in ("b", attention.axes[1], *"ijde"))
-    program = program_as(attention.smaller(b=b, key_heads=heads, queries=i, keys=j, head_dim=d, value_dim=e), expr)
+    b, heads, i, d, e = (sizes[origin.name(axis)] for axis in ("b", attention.axes[1], *"ide"))
+    keys = _keys(attention, [sizes[origin.name(axis)] for axis in attention.key_axes.split(",")])
+    program = program_as(attention.smaller(b=b, key_heads=heads, queries=i, head_dim=d, value_dim=e, **keys), expr)
     if attention.epilogue or not expr.epilogue:
         return sequence_form(program)
     # The mask follows from sizes, so that the program is written anew; what stands behind it stays as it is.
     small = resize(form, {**sizes, **program.sizes}).expr
     statements = (*program.statements, *expr.epilogue)
     return sequence_form(replace(small, statements=statements, origin=program.origin))
+
+
+def _keys(attention: Attention | AttentionGradient, sizes: Sequence[int]) -> dict[str, int]:
+    """Keys of smaller attention by the sizes of their axes: in pages, as many tokens behind the last of them as before,
+    or all of a page but one."""
+    pages = attention.pages
+    if pages is None:
+        return {"keys": sizes[0]}
+    count, page = sizes
+    behind = pages.per_sequence * pages.tokens - pages.keys
+    return {"keys": count * page - min(behind, page - 1), "page": page}
 
 
 def combined(form: KernelForm, ranked: Sequence[Sequence[ProgramPart]], top_k: int) -> Considered:

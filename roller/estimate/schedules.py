@@ -193,7 +193,7 @@ def _attention_score(program: ChainProgram, schedule: RowTiles, device: DeviceSp
     estimate, dtype = program.estimate, program.form.expr.inputs[0].dtype
     if not flash.has_instruction(dtype, schedule.instruction, device):
         return Scored(estimate, f"{device.name} has no {schedule.instruction} for {dtype}")
-    reason = None
+    reason = schedule.misfit(program.parts[0].problem)
     if not estimate.blocks_per_unit:
         reason = _limit(device, schedule.threads, estimate.shared_bytes, estimate.registers)
     return Scored(estimate, reason)

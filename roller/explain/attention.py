@@ -9,8 +9,9 @@ from roller.explain.pace import stage_bars
 from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import AttentionKernel, SliceSum, attention_flops
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.pages import rows_in_a_page
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import matrix_rates, registers_per_thread, walks
+from sokoban.model.gpu.attention import lookups, matrix_rates, registers_per_thread, walks
 from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, padded
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
@@ -46,6 +47,8 @@ def attention_origin(kernel: AttentionKernel, schedule: AttentionSchedule) -> It
     )
     if kernel.group > 1:
         yield from wrapped(f"the {kernel.group} heads that share keys are rows of one product")
+    if attention.pages is not None:
+        yield from wrapped(_page_text(kernel, schedule))
     if attention.causal:
         seen = attention_flops(attention) / (
             2.0 * attention.b * attention.heads * attention.queries * attention.key_count
@@ -57,6 +60,18 @@ def attention_origin(kernel: AttentionKernel, schedule: AttentionSchedule) -> It
             f"few rows leave units idle: {kernel.slices} blocks share the keys of the same rows, and a second kernel "
             "brings their results together"
         )
+
+
+def _page_text(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """Reads of the table of pages: whose, and how many a step."""
+    pages = kernel.attention.pages
+    assert pages is not None
+    place = f"keys and values lie in pages of {pages.tokens} tokens"
+    if schedule.instruction.is_by_groups:
+        rows = rows_in_a_page(schedule.keys, pages.tokens)
+        return f"{place}: a copy in bulk brings {rows} rows, whose page its thread looks up while buffers are full"
+    each = lookups(kernel, schedule) / schedule.threads
+    return f"{place}: a thread reads the table {each:.3g} times a step, and copies when it knows the places"
 
 
 def _written_bytes(kernel: AttentionKernel) -> float:

@@ -84,7 +84,8 @@ class AttentionKernel(GroupedHeads, Kernel):
         name: of the operator.
         attention: its sizes, mask and scale.
         slices: blocks that share the keys of the same rows.
-        inputs: queries ``[b, heads, queries, head_dim]``, keys and values ``[b, kv_heads, keys, ...]``.
+        inputs: queries ``[b, heads, queries, head_dim]``, keys and values ``[b, kv_heads, keys, ...]``; of a pool keys
+            and values ``[pool, kv_heads, page, ...]`` and the table of pages ``[b, pages of a sequence]``.
         output: the result ``[b, heads, queries, value_dim]``; with several slices partial results in float32,
             ``[slices, b * heads * queries, value_dim + 2]``: values weighted by exponentials that are not divided by
             their sum, the largest logit in powers of two, the sum.
@@ -100,6 +101,14 @@ class AttentionKernel(GroupedHeads, Kernel):
     def rows(self) -> int:
         """Queries of all heads of a group."""
         return self.query_rows
+
+    @property
+    def walked_bytes(self) -> int:
+        """Bytes of the keys and values of all sequences, and of the table that says where they lie."""
+        rows = self.problems * self.attention.key_count
+        _, keys, values, *table = self.inputs
+        row_bytes = sum(tensor.shape[-1] * tensor.element_bytes for tensor in (keys, values))
+        return rows * row_bytes + sum(tensor.size_bytes for tensor in table)
 
     @property
     def schedule_numbers(self) -> Mapping[str, int]:
@@ -118,6 +127,8 @@ class AttentionKernel(GroupedHeads, Kernel):
     def statement_text(self) -> str:
         """Computation of the kernel, as text."""
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
+        pages = self.attention.pages
+        names += "" if pages is None else f" in pages of {pages.tokens} tokens"
         slices = f", in {self.slices} slices of the keys" if self.slices > 1 else ""
         return f"{self.output.name} = softmax(Q K^T * {self.scale:.4g}) V of {names}{self.mask_text}{slices}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sokoban.language.canonical import Applied, Conditions, Element, Factor, Position, Product, Reduced, Selection, Sum
-from sokoban.language.expression import AffineIndex
+from sokoban.language.expression import AffineIndex, GatheredIndex
 
 #: Relative difference of numbers that count as one: roundings of a product of several.
 SAME = 1e-9
@@ -147,7 +147,12 @@ def _indices(
 
 
 def _index(pattern: AffineIndex, value: AffineIndex, start: Correspondence) -> Iterator[Correspondence]:
-    """All ways in which an index is a pattern: as many terms of the same coefficients, and the offset."""
+    """All ways in which an index is a pattern: as many terms of the same coefficients, and the offset; or read from a
+    tensor at the same places."""
+    if isinstance(pattern, GatheredIndex) or isinstance(value, GatheredIndex):
+        if isinstance(pattern, GatheredIndex) and isinstance(value, GatheredIndex):
+            yield from _places(pattern, value, start)
+        return
     if start.numbers is None and pattern.offset != value.offset:
         return
     begun = start.with_number(pattern.offset, value.offset)
@@ -155,8 +160,20 @@ def _index(pattern: AffineIndex, value: AffineIndex, start: Correspondence) -> I
         yield from _in_any_order(pattern.terms, value.terms, _term, begun)
 
 
+def _places(pattern: GatheredIndex, value: GatheredIndex, start: Correspondence) -> Iterator[Correspondence]:
+    """All ways in which an index that is read is a pattern."""
+    begun = start.with_tensor(pattern.place.tensor, value.place.tensor)
+    if begun is not None and pattern.place.pad == value.place.pad:
+        yield from _indices(pattern.place.indices, value.place.indices, begun)
+
+
 def _term(pattern: tuple[str, int], value: tuple[str, int], start: Correspondence) -> Iterator[Correspondence]:
-    if pattern[1] == value[1]:
-        begun = start.with_axis(pattern[0], value[0])
-        if begun is not None:
-            yield begun
+    """The way in which a term is a pattern: a coefficient that is a size, such as that of a page, is a number like any
+    other; one alone or its negative says no more than the sign."""
+    if abs(pattern[1]) == 1:
+        begun = start if pattern[1] == value[1] else None
+    else:
+        begun = start.with_number(pattern[1], value[1])
+    begun = None if begun is None else begun.with_axis(pattern[0], value[0])
+    if begun is not None:
+        yield begun

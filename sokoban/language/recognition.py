@@ -9,7 +9,7 @@ then has to agree in every number, shape and type.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -19,7 +19,6 @@ import msgspec
 from hal.support.errors import InputError
 from sokoban.language.canonical import Product, TooLarge, axis_name, canonical_value
 from sokoban.language.expression import Call, Origin, Reduction, Tensor, TensorExpr, loads, walk
-from sokoban.language.gathers import gathers
 from sokoban.language.matching import SAME, Correspondence, correspondences
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
@@ -30,6 +29,8 @@ _Recognised = Attention | AttentionGradient
 #: Sizes, scale and window of the patterns: numbers that occur in none of the programs but for them.
 _SIZES = {"b": 2, "heads": 6, "queries": 5, "keys": 17, "head_dim": 7, "value_dim": 11, "scale": 0.37}
 _KEY_HEADS, _WINDOW = 3, 4
+#: Keys in pages, the last of which ends with them or not.
+_PAGED: tuple[dict[str, Any], ...] = ({"page": 13, "pool": 23}, {"page": 13, "pool": 23, "keys": 26})
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,21 @@ class _Pattern:
     value: Product
 
 
+#: Inputs of an expression -> what the operators that it may be have besides sizes.
+_KINDS: Mapping[int, tuple[tuple[type[_Recognised], dict[str, Any]], ...]] = {
+    3: ((Attention, {}),),
+    4: tuple((Attention, pages) for pages in _PAGED),
+    6: tuple((AttentionGradient, {"of": of}) for of in ("queries", "keys")),
+}
+
+
 @cache
-def _patterns() -> tuple[_Pattern, ...]:
-    kinds = [(Attention, {}), *((AttentionGradient, {"of": of}) for of in ("queries", "keys"))]
+def _patterns(inputs: int) -> tuple[_Pattern, ...]:
+    """The patterns of so many inputs."""
     masks: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"causal": True, "window": _WINDOW})
     operators = [
         msgspec.convert({**_SIZES, **keys, **mask, **shared}, kind)
-        for kind, keys in kinds
+        for kind, keys in _KINDS[inputs]
         for shared in ({}, {"kv_heads": _KEY_HEADS})
         for mask in masks
     ]
@@ -104,13 +113,10 @@ def _without_epilogue(expr: TensorExpr, count: int) -> TensorExpr:
 
 
 def _has_softmax(expr: TensorExpr) -> bool:
-    """True if an expression has what the patterns have: inputs, exponentials, at least two sums, and places by axes
-    alone."""
-    if gathers(expr):
-        return False
+    """True if an expression has what the patterns have: inputs, exponentials, at least two sums."""
     nodes = [node for statement in expr.statements for node in walk(statement.value)]
     functions = [node.function for node in nodes if isinstance(node, Call | Reduction)]
-    return "exp" in functions and functions.count("sum") > 1 and len(expr.inputs) in (3, 6)
+    return "exp" in functions and functions.count("sum") > 1 and len(expr.inputs) in _KINDS
 
 
 def _origin(expr: TensorExpr) -> Origin | None:
@@ -119,9 +125,7 @@ def _origin(expr: TensorExpr) -> Origin | None:
         value = canonical_value(expr)
     except (TooLarge, RecursionError):
         return None
-    for pattern in _patterns():
-        if len(pattern.expr.inputs) != len(expr.inputs):
-            continue
+    for pattern in _patterns(len(expr.inputs)):
         match = next(correspondences(pattern.value, value, _start(pattern.expr, expr, numbers={})), None)
         for operator in [] if match is None else _candidates(pattern, expr, match):
             origin = _agreeing(operator, expr, value)
@@ -147,12 +151,13 @@ def _candidates(pattern: _Pattern, expr: TensorExpr, match: Correspondence) -> I
     usual_sums = "float64" if queries.dtype == "float64" else "float32"
     changes: dict[str, Any] = {
         "b": sizes["b"], "heads": heads, "kv_heads": key_heads if "g" in sizes else None, "queries": sizes["i"],
-        "keys": sizes["j"], "head_dim": sizes["d"], "value_dim": sizes["e"], "dtype": queries.dtype,
+        "head_dim": sizes["d"], "value_dim": sizes["e"], "dtype": queries.dtype,
         "allow_tf32": expr.allow_tf32, "accumulate": None if expr.accumulate == usual_sums else expr.accumulate,
+        **_keys(pattern, expr, match, sizes),
     }  # fmt: skip
     if pattern.operator.window:
-        before = _SIZES["queries"] - _SIZES["keys"]
-        changes["window"] = int(numbers[before + _WINDOW - 1][0]) + 1 + sizes["j"] - sizes["i"]
+        before = pattern.operator.queries - pattern.operator.key_count
+        changes["window"] = int(numbers[before + _WINDOW - 1][0]) + 1 + changes["keys"] - sizes["i"]
     usual = 1 / math.sqrt(sizes["d"])
     for scale in dict.fromkeys(sign * number for number in numbers[_SIZES["scale"]] for sign in (1, -1)):
         changes["scale"] = None if math.isclose(scale, usual, rel_tol=SAME) else scale
@@ -160,6 +165,21 @@ def _candidates(pattern: _Pattern, expr: TensorExpr, match: Correspondence) -> I
             yield msgspec.convert({**msgspec.to_builtins(pattern.operator), **changes}, type(pattern.operator))
         except msgspec.ValidationError:
             return
+
+
+def _keys(pattern: _Pattern, expr: TensorExpr, match: Correspondence, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Keys of a sequence, and the pages that they lie in: the mask tells where they end, or full pages do."""
+    operator, numbers = pattern.operator, match.numbers or {}
+    pages = operator.pages
+    if pages is None:
+        return {"keys": sizes["j"]}
+    keys = sizes["p"] * sizes["s"]
+    if operator.causal:
+        keys = int(numbers[pages.keys - operator.queries][0]) + sizes["i"]
+    elif not pages.are_full:
+        keys = int(numbers[pages.keys - 1][0]) + 1
+    pool = expr.tensor_by_name[match.tensors["K"]].shape[0]
+    return {"keys": keys, "page": sizes["s"], "pool": pool}
 
 
 def _agreeing(operator: _Recognised, expr: TensorExpr, value: Product) -> Origin | None:

@@ -10,6 +10,7 @@ from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.pages import bulk_misfit
 from sokoban.kernel.pair import ProductPair
 from sokoban.schedule.schedule import KernelSchedule
 from sokoban.schedule.tile import COPYING_THREADS
@@ -144,6 +145,10 @@ class AttentionSchedule(RowTiles):
 
     keys: int
     held: bool
+
+    def misfit(self, problem: AttentionKernel) -> str | None:
+        """Why no lowering makes a kernel of it for an attention; None where one does."""
+        return bulk_misfit(problem, self.keys) if self.instruction.is_by_groups else None
 
     def blocks(self, kernel: AttentionKernel) -> int:
         """Blocks of the launch."""

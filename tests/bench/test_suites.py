@@ -13,8 +13,11 @@ import pytest
 from bench.speed.construction import ConstructionTimes, suite_forms
 from bench.speed.suite_report import SuiteReport, on_board
 from bench.suites import suite_names, suite_path
+from bench.suites.attention import drawn
 from hal.catalog import load_device
 from hal.support.errors import InputError
+from sokoban.language.named.attention import Attention
+from sokoban.language.operators import operator_from_data
 
 OPS_CSV = Path(__file__).parents[2].parent / "shared" / "data" / "roller119" / "ops.csv"
 
@@ -118,3 +121,11 @@ def test_the_types_suite_says_what_a_board_lacks() -> None:
             suite="types", device="a100", times=times, results=None, compile_seconds=None, absent=absent
         ).lines()
     )
+
+
+def test_drawn_attention_in_pages_has_a_pool_with_room_for_all_sequences() -> None:
+    for data in drawn(40, 0, ("float16", "float32"), pages=True):
+        attention = operator_from_data(data).operator_as(Attention)
+        assert attention is not None and attention.pages is not None
+        pages = attention.pages
+        assert pages.pool > data["b"] * pages.per_sequence

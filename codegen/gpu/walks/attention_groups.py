@@ -15,6 +15,8 @@ exponentials of the step are taken when the logits are there and while the value
 
 from __future__ import annotations
 
+from itertools import product
+
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.gpu.walks.attention_warps import (
     CLEAR,
@@ -30,11 +32,13 @@ from codegen.gpu.walks.attention_warps import (
 )
 from codegen.gpu.walks.group_functions import BESIDE, done_name
 from codegen.gpu.walks.group_products import GROUP, factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.pages import in_pool, table_pointer
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel
+from sokoban.kernel.pages import rows_in_a_page
 from sokoban.language.expression import Tensor
 from sokoban.schedule.attention import BARRIERS_BYTES, GROUP_WARPS, AttentionSchedule, padded, shared_bytes
 from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
@@ -54,21 +58,27 @@ def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lower
         blocks=schedule.blocks(kernel),
         threads=schedule.threads,
         shared_bytes=shared_bytes(kernel, schedule),
-        maps=tuple(_map(tensor, schedule) for tensor in kernel.inputs[1:]),
+        maps=tuple(_map(tensor, _rows_at_once(kernel, schedule)) for tensor in kernel.inputs[1:3]),
     )
 
 
-def _map(tensor: Tensor, schedule: AttentionSchedule) -> TensorMap:
-    """Tensor map of keys or values: panels of a step's rows."""
+def _rows_at_once(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
+    """Rows of a copy: those of a step, or of a step and a page."""
+    pages = kernel.attention.pages
+    return schedule.keys if pages is None else rows_in_a_page(schedule.keys, pages.tokens)
+
+
+def _map(tensor: Tensor, rows: int) -> TensorMap:
+    """Tensor map of keys or values: panels of rows that follow each other."""
     panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
-    return TensorMap(
-        tensor=tensor.name, dtype=tensor.dtype, shape=tensor.shape, box=(1, 1, schedule.keys, panel)
-    )  # fmt: skip
+    return TensorMap(tensor=tensor.name, dtype=tensor.dtype, shape=tensor.shape, box=(1, 1, rows, panel))
 
 
 def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> str:
     """All of it, from ``extern "C" __global__`` on."""
-    queries, keys, values = kernel.inputs
+    queries, keys, values, *table = kernel.inputs
+    tables = "".join(f"\n                       const int* __restrict__ {each.name}_ptr," for each in table)
+    table_place = "".join(f"\n{table_pointer(each)}" for each in table)
     output = f"{'float' if kernel.slices > 1 else 'unsigned short'}* __restrict__ {kernel.output.name}_ptr"
     pair = PRODUCTS[kernel.attention.dtype][1]
     moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
@@ -77,7 +87,7 @@ def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> s
 extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved else ""})
 {entry}{KERNEL_SUFFIX}(const unsigned short* __restrict__ {queries.name}_ptr,
                        const __grid_constant__ TensorMap {keys.name}_map,
-                       const __grid_constant__ TensorMap {values.name}_map, {output}) {{
+                       const __grid_constant__ TensorMap {values.name}_map,{tables} {output}) {{
 {constants(kernel, schedule)}
   constexpr int WARPS = {schedule.warps}, KEY_TILE = KEYS * KEY_PITCH, VALUE_TILE = KEYS * VALUE_PITCH;
   constexpr int KEY_BUFFERS = ROWS * KEY_PITCH, VALUE_BUFFERS = KEY_BUFFERS + STAGES * KEY_TILE;
@@ -85,7 +95,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
   constexpr int QUERIES_FULL = VALUE_BUFFERS + STAGES * VALUE_TILE, KEYS_FULL = QUERIES_FULL + 32;
   constexpr int KEYS_EMPTY = KEYS_FULL + 8, VALUES_FULL = KEYS_FULL + 16, VALUES_EMPTY = KEYS_FULL + 24;
   extern __shared__ __align__({ATOM_BYTES}) char shared[];
-{PLACE}
+{PLACE}{table_place}
   if (thread == 0) {{
     barrier_make(shared, QUERIES_FULL, THREADS);
     for (int stage = 0; stage < STAGES; ++stage) {{
@@ -129,16 +139,40 @@ def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
             f"        barrier_wait(shared, {empty}, parity ^ 1);",
             f"        barrier_expect(shared, {full}, {subject}_TILE);",
         ]
-        for number in range(-(-width // panel)):
+        rows = _rows_at_once(kernel, schedule)
+        for number, first_row in product(range(-(-width // panel)), range(0, schedule.keys, rows)):
             to = f"{subject}_BUFFERS + stage * {subject}_TILE + {number} * KEYS * {PANEL_BYTES}"
-            at = f"{number * panel}, first_key, problem % {attention.key_heads}, problem / {attention.key_heads}"
+            to += f" + {first_row * PANEL_BYTES}" if first_row else ""
+            at = f"{number * panel}, {_place(kernel, first_row, rows)}"
             lines.append(f"        copy_tile(shared, {to}, &{tensor.name}_map, {full},\n                  {at});")
     return f"""\
 #pragma unroll 1
       for (int number = 0; number < steps; ++number) {{
         const int stage = number % STAGES, parity = number / STAGES % 2, first_key = (first_step + number) * KEYS;
-{chr(10).join(lines)}
+{_pages(kernel, schedule)}{chr(10).join(lines)}
       }}"""
+
+
+def _pages(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """The pages of a step, looked up before its buffers are waited for; behind the last key there is none, and a page
+    behind the pool is copied as zeros."""
+    if kernel.attention.pages is None:
+        return ""
+    keys = [f"first_key + {first}" for first in range(0, schedule.keys, _rows_at_once(kernel, schedule))]
+    pages = (
+        f"        const int page_{number} =\n"
+        f"            {key} < KEYS_ALL ? {in_pool(f'table[({key}) / PAGE]', 'POOL - 1')} : POOL;\n"
+        for number, key in enumerate(keys)
+    )
+    return "".join(pages)
+
+
+def _place(kernel: AttentionKernel, first_row: int, rows: int) -> str:
+    """Where a copy of a step's rows begins: its row, head and sequence, or its row in a page, head and page."""
+    heads = kernel.attention.key_heads
+    if kernel.attention.pages is None:
+        return f"first_key, problem % {heads}, problem / {heads}"
+    return f"(first_key + {first_row}) % PAGE, problem % {heads}, page_{first_row // rows}"
 
 
 def _full(subject: str, number: str) -> str:

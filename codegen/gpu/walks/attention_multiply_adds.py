@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from codegen.gpu.walks.bounds import numbered
 from codegen.gpu.walks.float_products import FloatProducts
 from codegen.gpu.walks.language import ELEMENTS, Language
+from codegen.gpu.walks.pages import numbered_row
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel
@@ -43,7 +44,9 @@ def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lower
 def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str, language: Language) -> str:
     element, _ = ELEMENTS[kernel.attention.dtype]
     result = "float" if kernel.slices > 1 else element
-    tensors = [*((f"const {element}", tensor.name) for tensor in kernel.inputs), (result, kernel.output.name)]
+    types = [*[element] * 3, *["int"] * (len(kernel.inputs) - 3)]
+    inputs = zip(types, kernel.inputs, strict=True)
+    tensors = [*((f"const {kind}", tensor.name) for kind, tensor in inputs), (result, kernel.output.name)]
     body = [
         f"  {language.shared.format(pieces=SharedFloats.of(kernel, schedule).total // 4)}",
         _place(kernel, schedule),
@@ -98,6 +101,7 @@ class FloatTile:
         place: where ``row`` lies in memory.
         apart: elements from row to row in memory; ``width`` of them where 0.
         pointer: to its first problem; empty where that is the tensor's own.
+        is_paged: whether ``place`` counts from the start of the tensor, not of its problem.
     """
 
     tensor: str
@@ -110,13 +114,15 @@ class FloatTile:
     place: str
     apart: int = 0
     pointer: str = ""
+    is_paged: bool = False
 
     def copy(self, first_row: str, problem_rows: int, threads: int, ending: str) -> str:
         """The loop that copies it, four elements a thread at a time, zeros where there are none."""
         pieces = self.full // 4
         count = self.rows * pieces
         inside = list(filter(None, [self.bound, f"piece < {self.width // 4}" if self.width != self.full else ""]))
-        place = f"((long)problem * {problem_rows} + {self.place}) * {self.apart or self.width}"
+        row = f"(long){self.place}" if self.is_paged else f"(long)problem * {problem_rows} + {self.place}"
+        place = f"({row}) * {self.apart or self.width}"
         at = f"{self.pointer or f'{self.tensor}_ptr'} + {place} + piece * 4"
         value = f"four_{ending}({at})"
         if inside:
@@ -189,10 +195,12 @@ def _tiles(
         place=_place_of(kernel, "row"),
     )  # fmt: skip
     bound = f"row < {attention.key_count}" if attention.key_count % schedule.keys else ""
+    pages = attention.pages
+    place = "row" if pages is None else numbered_row(pages, kernel.inputs[3].name, attention.key_heads)
     key_tile, value_tile = (
         FloatTile(
             tensor=tensor.name, width=width, full=full, pitch=pitch, start=floats.step, rows=schedule.keys, bound=bound,
-            place="row",
+            place=place, is_paged=pages is not None,
         )
         for tensor, width, full, pitch in (
             (kernel.inputs[1], attention.head_dim, floats.depth, floats.key_pitch),

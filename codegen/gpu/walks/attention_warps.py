@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from codegen.gpu.walks.bounds import named
 from codegen.gpu.walks.fragments import product_of_columns, product_of_rows, row_fragments, unseen_keys
+from codegen.gpu.walks.pages import PagedTile, element_type, page_sizes, pointers
 from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.gpu.walks.staged_walk import StagedWalk, rows_in_registers
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -58,17 +60,15 @@ def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lower
 
 
 def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str, body: str) -> str:
-    names = [f"const unsigned short* __restrict__ {tensor.name}_ptr" for tensor in kernel.inputs]
+    names = [f"const {element_type(tensor)}* __restrict__ {tensor.name}_ptr" for tensor in kernel.inputs]
     element = "float" if kernel.slices > 1 else "unsigned short"
     parameters = ", ".join([*names, f"{element}* __restrict__ {kernel.output.name}_ptr"])
-    q, k, v = (f"{tensor.name}_ptr" for tensor in kernel.inputs)
     return f"""\
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
 {constants(kernel, schedule)}
 {PLACE}
-  const unsigned short* queries = {q} + (long long)problem * ROWS_ALL * HEAD_DIM;
-  const unsigned short* keys = {k} + (long long)problem * KEYS_ALL * HEAD_DIM;
-  const unsigned short* values = {v} + (long long)problem * KEYS_ALL * VALUE_DIM;
+  const unsigned short* queries = {kernel.inputs[0].name}_ptr + (long long)problem * ROWS_ALL * HEAD_DIM;
+{pointers(kernel)}
 {body}
 }}
 """
@@ -85,7 +85,7 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
         "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
         "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "AHEAD": kernel.ahead,
-        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
+        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size, **page_sizes(kernel),
     }  # fmt: skip
     # Logits are kept in powers of two, whose exponentials take one instruction.
     scale = abs(kernel.scale) / math.log(2) or 1e-30
@@ -131,8 +131,10 @@ def queries_tile(kernel: AttentionKernel, schedule: AttentionSchedule) -> Staged
 def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """Copies of tiles to shared memory."""
     attention, bounded = kernel.attention, kernel.attention.key_count % schedule.keys != 0
+    pages = attention.pages
+    tile_of = StagedTile if pages is None else partial(PagedTile, page=pages.tokens)
     walked = [
-        StagedTile(
+        tile_of(
             tensor=tensor, width=width, full=full, rows=schedule.keys, pitch=pitch,
             start=f"{tensor[:-1]}_buffers + buffer * KEYS * {pitch}", first="step * KEYS", bound="KEYS_ALL",
             is_bounded=bounded, is_walked=True, is_grouped=False,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from sokoban.kernel.pages import pieces_at_once
 from sokoban.schedule.attention import PANEL_PIECES, PIECE_BYTES, padded
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
@@ -75,11 +75,12 @@ class StagedTile:
 
     def _pieces_of_a_row(self, threads: int) -> int:
         """Pieces of a row that as many threads copy at once."""
-        return math.gcd(self.width // 8, threads)
+        return pieces_at_once(self.width, threads)
 
-    def _copied(self, row: int, piece: int) -> str:
-        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first."""
-        shared_offset, more = f"{row} * {self.pitch} + {16 * piece}", row * 2 * (self.apart or self.width) + 16 * piece
+    def _copied(self, row: int, more_rows: int, piece: int) -> str:
+        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first, ``more_rows`` behind it in memory."""
+        shared_offset = f"{row} * {self.pitch} + {16 * piece}"
+        more = more_rows * 2 * (self.apart or self.width) + 16 * piece
         return f"  copy_async_16_apart(shared, to, {shared_offset}, from, {more});"
 
     @property
@@ -90,26 +91,39 @@ class StagedTile:
             return f"{panel} + (piece % {PANEL_PIECES} ^ tile_row % 8) * {PIECE_BYTES}"
         return f"tile_row * {self.pitch} + piece * {PIECE_BYTES}"
 
+    @property
+    def _row_place(self) -> str:
+        """Which row in memory ``row`` is."""
+        return "place_of(row)" if self.is_grouped else "row"
+
     def _unguarded(self, threads: int) -> str:
         """Copies of a whole tile: one address, and constants from there."""
-        pieces = self.width // 8
         row_pieces = self._pieces_of_a_row(threads)
-        lines = [
-            self._copied(row, piece)
-            for row in range(0, self.rows, threads // row_pieces)
-            for piece in range(0, pieces, row_pieces)
-        ]
         place = f"const int tile_row = thread / {row_pieces}, piece = thread % {row_pieces};"
         pad = "  " * (2 + bool(self._inside_condition))
-        body = "".join(f"{pad[2:]}{line}\n" for line in lines)
         opening = f"    if ({self._inside_condition}) {{\n" if self._inside_condition else ""
         closing = "      return;\n    }\n" if self._inside_condition else ""
         return (
             f"{opening}{pad}{place}\n"
             f"{pad}const int to = {self.start} + {self._place};\n"
+            f"{self._whole(threads, pad)}{closing}"
+        )
+
+    def _whole(self, threads: int, pad: str) -> str:
+        """Copies of all rows of a tile."""
+        return (
             f"{pad}const unsigned short* from =\n"
             f"{pad}    {self.tensor} + (long long)({self.first} + tile_row) * {self._from} + piece * 8;\n"
-            f"{body}{closing}"
+            f"{self._rows_copied(range(self.rows), threads, pad)}"
+        )
+
+    def _rows_copied(self, rows: range, threads: int, pad: str) -> str:
+        """Copies of some rows, the first of which has the address ``from`` in memory."""
+        row_pieces = self._pieces_of_a_row(threads)
+        return "".join(
+            f"{pad[2:]}{self._copied(row, row - rows.start, piece)}\n"
+            for row in rows[:: threads // row_pieces]
+            for piece in range(0, self.width // 8, row_pieces)
         )
 
     def _guarded(self, is_fallback: bool) -> str:
@@ -117,7 +131,6 @@ class StagedTile:
         inside = [f"row < {self.bound}"] * self.is_bounded
         inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
         inside += [f"{self.column} + piece * 8 < {self.last_column}"] * bool(self.last_column)
-        place = "place_of(row)" if self.is_grouped else "row"
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
         # Addresses of a whole tile step by step would take the registers of the loop that they are computed in.
         is_partly = self.is_swizzled or (self.is_walked and (self.is_grouped or self.apart > 0))
@@ -129,6 +142,6 @@ class StagedTile:
       const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {self.first} + tile_row;
       const int to = {self.start} + {self._place};
       if (COUNT % THREADS == 0 || at < COUNT)
-        {copied}(shared, to, {self.tensor} + (long long){place} * {self._from} + piece * 8{condition});
+        {copied}(shared, to, {self.tensor} + (long long){self._row_place} * {self._from} + piece * 8{condition});
     }}
 """

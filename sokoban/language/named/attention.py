@@ -12,6 +12,7 @@ from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE
 from sokoban.language.expression import FLOAT8_DTYPES
 from sokoban.language.named.base import Operator, Program, Size
+from sokoban.language.named.pages import Pages
 
 #: A number of keys or tokens, 0 for none.
 Count = Annotated[int, Meta(ge=0, le=MAX_AXIS_SIZE)]
@@ -79,25 +80,42 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
         return self.key_heads != self.heads
 
     @property
+    def pages(self) -> Pages | None:
+        """Pages in which keys and values lie; None where they are contiguous."""
+        return None
+
+    @property
     def axis_sizes(self) -> dict[str, int]:
         """Elements along every axis of the text."""
-        group = self.heads // self.key_heads
+        group, pages = self.heads // self.key_heads, self.pages
         heads = {"g": self.key_heads, "h": group} if self.shares_keys else {"h": self.heads}
-        lengths = {"i": self.queries, "j": self.key_count, "d": self.head_dim, "e": self.value_size}
-        return {"b": self.b, **heads, **lengths}
+        keys = {"j": self.key_count} if pages is None else {"p": pages.per_sequence, "s": pages.tokens}
+        return {"b": self.b, **heads, "i": self.queries, **keys, "d": self.head_dim, "e": self.value_size}
 
     @property
     def axes(self) -> tuple[str, str]:
         """Axes of a query with its head, and of the head of keys: ``b,g,h,i`` and ``g``."""
         return ("b,g,h,i", "g") if self.shares_keys else ("b,h,i", "h")
 
+    @property
+    def key_axes(self) -> str:
+        """Axes of a key: ``j``, or ``p,s`` for token s of page p."""
+        return "j" if self.pages is None else "p,s"
+
+    @property
+    def key_rows(self) -> str:
+        """Indices of a row of keys or values, without that of its elements."""
+        key_head = self.axes[1]
+        return f"b,{key_head},j" if self.pages is None else f"Table[b,p],{key_head},s"
+
     def logits(self) -> str:
         """The statements of the scaled and masked products of queries and keys."""
-        row, key_head = self.axes
-        cell, scaled = f"{row},j", f"Scores[{row},j] * {self.factor!r}"
+        row, seen = self.axes[0], self._seen()
+        cell = f"{row},{self.key_axes}"
+        scaled = f"Scores[{cell}] * {self.factor!r}"
         return (
-            f"Scores[{cell}] = sum(d, Q[{row},d] * K[b,{key_head},j,d])\n"
-            f"Logits[{cell}] = {f'select({self._seen()}, {scaled}, -inf)' if self.causal else scaled}\n"
+            f"Scores[{cell}] = sum(d, Q[{row},d] * K[{self.key_rows},d])\n"
+            f"Logits[{cell}] = {f'select({seen}, {scaled}, -inf)' if seen else scaled}\n"
         )
 
     def smaller(self, *, b: int, key_heads: int, queries: int, keys: int, **widths: int) -> Self:
@@ -135,24 +153,31 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
         return parts + ([f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else [])
 
     def _seen(self) -> str:
-        """Condition under which query i sees key j, both counted from 0."""
-        last = self.key_count - self.queries
-        end = f"j <= i + {last}"
-        return f"{end} and j > i + {last - self.window_size}" if self.window_size else end
+        """Condition under which query i sees a key, both counted from 0; empty where each sees all that there are."""
+        last, pages = self.key_count - self.queries, self.pages
+        key = "j" if pages is None else f"{pages.tokens}*p + s"
+        if not self.causal:
+            return "" if pages is None or pages.are_full else f"{key} < {self.key_count}"
+        end = f"{key} <= i + {last}"
+        return f"{end} and {key} > i + {last - self.window_size}" if self.window_size else end
 
 
 class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
     """``softmax(Q * K^T * scale) * V`` for every head, of tensors ``[b, heads, queries or keys, head_dim]``.
 
     Attributes:
-        page: tokens of a page where keys and values lie in pages, 0 where they are contiguous. It changes the time of
-            a call, not its value. None is what servers do: pages of :data:`SERVED_PAGE` tokens where attention is
-            causal or a sequence has a single query, contiguous keys elsewhere and in ``eager`` attention.
+        page: tokens of a page where keys and values lie in pages, 0 where they are contiguous. Without a ``pool`` it
+            changes the time of a library's call alone. None is what servers do: pages of :data:`SERVED_PAGE` tokens
+            where attention is causal or a sequence has a single query, contiguous keys elsewhere and in ``eager``
+            attention.
+        pool: pages that keys and values of all sequences lie in, ``[pool, kv_heads, page, head_dim]``, at the places
+            that the int32 input ``Table`` ``[b, pages of a sequence]`` names; 0 for tensors of contiguous keys.
         algorithm: ``flash``, one kernel that keeps the products on chip, or ``eager``, which writes them out.
         dtype: of queries, keys and values, and of the result, which is bfloat16 where those have eight bits.
     """
 
     page: Count | None = None
+    pool: Count = 0
     algorithm: Literal["flash", "eager"] = "flash"
     dtype: AttentionDType = "float32"  # type: ignore[assignment]
 
@@ -164,9 +189,28 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
         return SERVED_PAGE if self.algorithm == "flash" and (self.causal or self.queries == 1) else 0
 
     @property
+    def pages(self) -> Pages | None:
+        """Pages in which keys and values lie; None where they are contiguous."""
+        return Pages(tokens=self.page or 0, pool=self.pool, keys=self.key_count) if self.pool else None
+
+    @property
     def output_dtype(self) -> str:
         """Element type of the result."""
         return "bfloat16" if self.dtype in FLOAT8_DTYPES else self.dtype
+
+    def smaller(self, *, b: int, key_heads: int, queries: int, keys: int, **widths: int) -> Attention:
+        """The operator of other sizes, with a pool of a page more than all sequences have where there is one."""
+        small = AttentionSizes.smaller(self, b=b, key_heads=key_heads, queries=queries, keys=keys, **widths)
+        pages = small.pages
+        if pages is None:
+            return small
+        return msgspec.structs.replace(small, pool=min(self.pool, b * pages.per_sequence + 1))
+
+    def check_sizes(self) -> None:
+        """Raise what keys contradict each other."""
+        AttentionSizes.check_sizes(self)
+        if self.pages is not None:
+            self.pages.check()
 
     def program(self) -> Program:
         self.check_sizes()
@@ -174,15 +218,15 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
             raise InputError("page", "eager attention reads contiguous keys", 'remove it, or "algorithm"')
         if self.algorithm == "eager" and self.dtype in FLOAT8_DTYPES:
             raise InputError("dtype", f"eager attention has no products of {self.dtype}", "use bfloat16")
-        row, key_head = self.axes
-        cell = f"{row},j"
+        row, keys = self.axes[0], self.key_axes
+        cell = f"{row},{keys}"
         text = (
             f"{self.logits()}"
-            f"Peak[{row}] = max([j], Logits[{cell}])\n"
+            f"Peak[{row}] = max([{keys}], Logits[{cell}])\n"
             f"E[{cell}] = exp(Logits[{cell}] - Peak[{row}])\n"
-            f"Total[{row}] = sum([j], E[{cell}])\n"
+            f"Total[{row}] = sum([{keys}], E[{cell}])\n"
             f"P[{cell}] = E[{cell}] / Total[{row}]\n"
-            f"Y[{row},e] = sum([j], P[{cell}] * V[b,{key_head},j,e])"
+            f"Y[{row},e] = sum([{keys}], P[{cell}] * V[{self.key_rows},e])"
         )
         external = {
             "Q": (self.b, self.heads, self.queries, self.head_dim),
@@ -190,6 +234,7 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
         }
         stem = self.stem("attention")
         stem += [f"page{self.page}"] if self.page is not None else []
+        stem += [f"pool{self.pool}"] if self.pool else []
         stem += ["eager"] if self.algorithm == "eager" else []
         return Program(
             text=text,
@@ -197,8 +242,16 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
             output="Y",
             axes=tuple(f"{row},e".split(",")),
             stem="_".join(stem),
+            shapes=self._pool_shapes(),
             external_shapes=external if self.shares_keys else {},
             bias_axes={"h": ("g", "h"), "g": ()} if self.shares_keys else {},
-            dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype),
+            dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype) | ({"Table": "int32"} if self.pool else {}),
             default_dtype=self.output_dtype,
         )
+
+    def _pool_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of keys and values of a pool, which no index tells."""
+        if self.pages is None:
+            return {}
+        heads = (self.pool, self.key_heads, self.pages.tokens)
+        return {"K": (*heads, self.head_dim), "V": (*heads, self.value_size)}

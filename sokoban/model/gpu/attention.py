@@ -18,6 +18,7 @@ from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from sokoban.kernel.attention import AttentionKernel, GroupedHeads, SliceSum
 from sokoban.kernel.block_range import BlockRange
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.pages import rows_of_a_lookup
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
 from sokoban.schedule.attention import (
@@ -47,6 +48,9 @@ EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 7.3
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
+#: Instructions of a thread for a place that a table of pages names: its load, two comparisons with the pool's ends, the
+#: row, and an address of 64 bits. Elements that threads which multiply and add copy at a time.
+LOOKUP_INSTRUCTIONS, FLOATS_AT_ONCE = 6.0, 4
 #: Cycles of a step in which a block waits for copies, barriers and the first fragments, with one buffer; half of them
 #: with two, which have one wait in place of two. From the same kernels.
 STEP_CYCLES = 747.0
@@ -146,6 +150,7 @@ class BlockWork:
         walked_bytes: of the tensors that blocks walk.
         own_bytes: of the other tensors.
         walk: steps of the blocks.
+        table_bytes: of the table of pages, a step; 0 where what is walked is contiguous.
     """
 
     dtype: str
@@ -164,6 +169,7 @@ class BlockWork:
     own_bytes: float
     walk: Walks
     special: float = 1.0
+    table_bytes: float = 0.0
 
     @property
     def logits(self) -> int:
@@ -236,7 +242,8 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         instructions = GROUP_LOGIT_INSTRUCTIONS + GROUP_PRODUCT_INSTRUCTIONS * products_each
     is_scalar = schedule.instruction is Instruction.FMA
     row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
-    queries, *walked = kernel.inputs
+    queries, pages = kernel.inputs[0], attention.pages
+    table_bytes = 0.0 if pages is None else schedule.keys / pages.tokens * DTYPE_BYTES["int32"]
     return BlockWork(
         dtype=attention.dtype,
         schedule=schedule,
@@ -247,14 +254,29 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         products=depth + width,
         loads_per_product=loads_per_product(schedule, schedule.keys, width) if is_scalar else 0.0,
         # Sums shrink where a step brings a larger logit.
-        exponentials=instructions + width / schedule.keys,
+        exponentials=instructions
+        + width / schedule.keys
+        + lookups(kernel, schedule) * LOOKUP_INSTRUCTIONS / (schedule.rows * schedule.keys),
         port_bytes=fragment_bytes(schedule, schedule.keys, depth, width, attention.dtype),
-        step_bytes=schedule.keys * row,
+        step_bytes=schedule.keys * row + table_bytes,
         once_bytes=float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes),
-        walked_bytes=float(sum(tensor.size_bytes for tensor in walked)),
+        walked_bytes=float(kernel.walked_bytes),
         own_bytes=float(queries.size_bytes + kernel.output.size_bytes),
         walk=walks(kernel, schedule),
+        table_bytes=table_bytes,
     )
+
+
+def lookups(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
+    """Reads of the table of pages by the threads of a block that multiply, a step; none where a thread of its own
+    copies, or where keys are contiguous."""
+    attention, pages = kernel.attention, kernel.attention.pages
+    if pages is None or schedule.instruction.is_by_groups:
+        return 0.0
+    widths, step, threads = (attention.head_dim, attention.value_size), schedule.keys, schedule.threads
+    if schedule.instruction is Instruction.FMA:
+        return sum(step * width / FLOATS_AT_ONCE for width in widths)
+    return sum(threads * step / rows_of_a_lookup(width, step, pages.tokens, threads) for width in widths)
 
 
 def matrix_rates(kernel: GroupedHeads, schedule: RowTiles, device: DeviceSpec) -> MatrixInstruction | None:
@@ -311,11 +333,14 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
     longer, shorter = max(products, exponentials), min(products, exponentials)
     step = max(longer + exposed * shorter, shared)
     # With two buffers copies have a whole step of their block to arrive, with one about half of it.
-    arriving = _copy_seconds(work, device) - resident * step * max(0.5, work.schedule.stages - 1)
+    looking = _lookup_seconds(work, device)
+    arriving = _copy_seconds(work, device) + looking - resident * step * max(0.5, work.schedule.stages - 1)
     waiting = max(0.0 if by_groups else STEP_CYCLES / work.schedule.stages * cycle, arriving)
     if rates is None:
         # Keys and values come through registers, while their block does nothing else.
         waiting = max(waiting, 2.0 * _copy_seconds(work, device))
+    # Threads that multiply wait for the place of a copy before they can issue it.
+    waiting += 0.0 if by_groups else looking
     # Queries in and results out pass the unit's share of L2 with no step of their block in parallel.
     ends = work.once_bytes / work.blocks / ((device.l2 or device.dram).bandwidth_bytes_per_second / units)
     alone = 0.0 if by_groups else BLOCK_CYCLES * cycle
@@ -370,6 +395,19 @@ def _copy_seconds(work: BlockWork, device: DeviceSpec) -> float:
     l2 = device.l2 or device.dram
     layer = l2 if work.row_blocks > 1 else device.dram
     return (layer.latency_seconds or device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
+
+
+def _lookup_seconds(work: BlockWork, device: DeviceSpec) -> float:
+    """Seconds of a step until the places of its rows are known: the latency of the cache of a unit, which is the memory
+    that it shares, and of L2 for every transaction of the table that none of the steps before has read. With one buffer
+    values are looked for when keys have come, with more both at once."""
+    if not work.table_bytes:
+        return 0.0
+    l2 = device.l2 or device.dram
+    beyond = (l2.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
+    near = device.shared.latency_seconds or beyond
+    tiles = 2 if work.schedule.stages == 1 else 1
+    return tiles * near + min(1.0, work.table_bytes / l2.transaction_bytes) * beyond
 
 
 def _widths(kernel: AttentionKernel, schedule: AttentionSchedule) -> tuple[int, int]:

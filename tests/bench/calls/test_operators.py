@@ -100,5 +100,8 @@ def test_an_operator_is_cut_down_to_a_few_elements_with_its_window() -> None:
 
 
 def test_an_unknown_operator_is_refused() -> None:
+    paged = {"op": "attention", "b": 1, "heads": 1, "queries": 8, "head_dim": 8, "page": 4, "pool": 2}
+    with pytest.raises(InputError, match="attention over pages of a pool"):
+        problem("suite", paged)
     with pytest.raises(InputError, match="operator 'expr'"):
         problem("x", {"expr": "C[i] = A[i]"})

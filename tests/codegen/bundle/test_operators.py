@@ -28,6 +28,7 @@ GATHERED = {
 }  # fmt: skip
 
 ATTENTION = {"op": "attention", "b": 2, "heads": 4, "kv_heads": 2, "queries": 5, "head_dim": 8, "causal": True}
+PAGED = ATTENTION | {"keys": 21, "page": 8, "pool": 7}
 
 
 def manifest_of(expr: TensorExpr) -> Manifest:
@@ -47,8 +48,8 @@ def manifest_of(expr: TensorExpr) -> Manifest:
 
 @pytest.mark.parametrize(
     "data",
-    [MATMUL, DEPTHWISE, PADDED, GATHERED, ATTENTION],
-    ids=["matmul", "depthwise", "padded", "gathered", "shared heads"],
+    [MATMUL, DEPTHWISE, PADDED, GATHERED, ATTENTION, PAGED],
+    ids=["matmul", "depthwise", "padded", "gathered", "shared heads", "pages"],
 )
 def test_an_operator_reads_back_as_it_was_written(data: dict[str, Any]) -> None:
     expr = operator_from_data(data)

@@ -14,6 +14,7 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.flash import consider
+from roller.explain.attention import attention_origin
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
@@ -134,3 +135,54 @@ def test_warp_groups_multiply_where_a_board_has_them() -> None:
     assert 1.2 * seconds < by_warps < 2.0 * seconds
     assert best(form_of(DECODE), H100)[1].instruction is Instruction.MMA_16X8X16
     assert best(form, load_device("b200"))[1].instruction is Instruction.MMA_16X8X16
+
+
+IN_PAGES = {"page": 16, "pool": 3000}
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("operator", "device"),
+    [
+        (PREFILL | {"queries": 333}, A100),
+        (DECODE | {"b": 3, "dtype": "bfloat16", "page": 64}, H100),
+        (PREFILL | {"dtype": "float32", "head_dim": 64, "kv_heads": 4}, V100),
+        (DECODE | {"dtype": "float16", "keys": 4099}, V100),
+    ],
+    ids=["odd length", "decode", "float32", "decode by multiply-adds"],
+)
+def test_the_first_in_pages_is_right(operator: dict[str, Any], device: DeviceSpec) -> None:
+    check = programs(form_of(IN_PAGES | operator), device, 1)[0].check()
+    assert check is not None
+    attention = check.form.attention
+    assert attention.pages is not None and attention.pages.per_sequence > 1
+    result = verify_chain(check, engine="emulator", target=Target.of(device))
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "instruction"),
+    [
+        ({"page": 16}, Instruction.WGMMA),
+        ({"page": 64}, Instruction.WGMMA),
+        ({"page": 4, "pool": 9000}, Instruction.MMA_16X8X16),
+        ({"page": 16, "queries": 2047}, Instruction.MMA_16X8X16),
+    ],
+    ids=["several pages a step", "longer pages", "pages shorter than a panel", "keys that end within a page"],
+)
+def test_warp_groups_multiply_where_copies_in_bulk_take_pages(
+    changes: dict[str, Any], instruction: Instruction
+) -> None:
+    assert best(form_of(PREFILL | IN_PAGES, **changes), H100)[1].instruction is instruction
+
+
+@pytest.mark.parametrize(
+    ("operator", "device", "line"),
+    [
+        (DECODE, A100, "pages of 16 tokens: a thread reads the table 2 times a step, and copies when it knows"),
+        (PREFILL, H100, "pages of 16 tokens: a copy in bulk brings 16 rows, whose page its thread looks up"),
+    ],
+)
+def test_a_page_tells_how_keys_are_looked_up(operator: dict[str, Any], device: DeviceSpec, line: str) -> None:
+    kernel, schedule, _ = best(form_of(operator | IN_PAGES), device)
+    assert line in " ".join(" ".join(attention_origin(kernel, schedule)).split())

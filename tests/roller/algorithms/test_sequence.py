@@ -16,6 +16,7 @@ from roller.explain.page import explain
 from roller.programs import Programs, find_programs
 from sokoban.kernel.form import MAX_REPEATED_POINTS
 from sokoban.kernel.stages import operator_form
+from sokoban.language.named.attention import Attention
 from sokoban.language.operators import operator_from_data
 
 A100, V100, H100 = (load_device(name) for name in ("a100", "v100", "h100"))
@@ -96,3 +97,16 @@ def test_cut_down_it_has_as_many_kernels_as_before() -> None:
     check = program.check()
     assert len(program.parts) == len(check.steps) == 2
     assert math.prod(check.form.sizes.values()) < MAX_REPEATED_POINTS < 97 * 600 * 512
+
+
+@pytest.mark.parametrize(("keys", "causal"), [(4099, False), (4096, False), (4099, True)])
+def test_attention_over_pages_is_written_out_over_fewer_of_them(keys: int, causal: bool) -> None:
+    operator = {
+        "op": "attention", "b": 2, "heads": 4, "queries": 64, "keys": keys, "head_dim": 16, "page": 16, "pool": 600,
+        "causal": causal, "epilogue": ["relu"],
+    }  # fmt: skip
+    program = ranked(operator, V100, 1)[0]
+    small = program.check().form.source.operator_as(Attention)
+    assert small is not None and small.pages is not None
+    assert (small.heads, small.queries) == (2, 32) and small.pages.per_sequence > 1
+    assert small.pages.are_full == (keys % 16 == 0)

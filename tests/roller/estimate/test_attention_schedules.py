@@ -57,3 +57,11 @@ def test_the_command_prints_a_line_per_schedule(tmp_path: Path) -> None:
     assert invoked.exit_code == 0 and "1 cannot run; fastest: schedule 1" in invoked.stdout
     records = [json.loads(line) for line in CliRunner().invoke(main, [*arguments, "--json"]).stdout.splitlines()]
     assert [record["seconds"] is None for record in records] == [False, True]
+
+
+def test_copies_in_bulk_that_no_page_allows_are_a_reason(tmp_path: Path) -> None:
+    groups = {"rows": 128, "keys": 128, "warps": 8, "instruction": "wgmma_64xNx16"}
+    of_warps = {"rows": 64, "keys": 64, "warps": 4}
+    paged = PREFILL | {"page": 4, "pool": 300}
+    reasons = [each.reason for each in scores(tmp_path, paged, "h100", groups, of_warps).rows([0, 1])]
+    assert reasons == ["copies in bulk take 8 rows of a page together, and a step has 4", None]

@@ -11,7 +11,7 @@ from hal.catalog import load_device
 from sokoban.kernel.attention import SliceSum, attention_flops, seen_pairs
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import Tensor
-from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum, walks
+from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum, lookups, walks
 from sokoban.schedule.attention import SliceSumSchedule
 from tests.codegen.attention_kernels import by_matrices, by_multiply_adds, kernel_of
 
@@ -89,3 +89,30 @@ def test_bringing_slices_together_grows_with_their_number() -> None:
 def test_instructions_without_rates_are_multiply_adds() -> None:
     schedule = replace(by_matrices(), instruction=Instruction.FMA, lanes=8)
     assert estimate_attention(kernel_of(**LONG), schedule, A100).seconds > 0
+
+
+DECODED = {"b": 8, "queries": 1, "keys": 4096, "head_dim": 128, "heads": 32, "kv_heads": 8}
+
+
+def test_pages_cost_the_bytes_of_their_table_and_the_wait_for_it() -> None:
+    schedule = by_matrices(rows=64, keys=64, warps=4)
+    pages = [{}, {"page": 64, "pool": 64}, {"page": 16, "pool": 256}, {"page": 1, "pool": 4096}]
+    kernels = [kernel_of(**LONG | {"heads": 1} | each) for each in pages]
+    seconds = [estimate_attention(kernel, schedule, A100).seconds for kernel in kernels]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[1] < 1.1 * seconds[0]
+    tables = [kernel.walked_bytes - kernels[0].walked_bytes for kernel in kernels]
+    assert tables == [0, 4 * 64, 4 * 256, 4 * 4096]
+
+
+def test_a_pool_that_no_sequence_reads_costs_nothing() -> None:
+    schedule = by_matrices(rows=16, keys=16, warps=1, stages=2)
+    small, large = (kernel_of(6, **DECODED, page=16, pool=pool) for pool in (2048, 8192))
+    assert estimate_attention(small, schedule, A100) == estimate_attention(large, schedule, A100)
+
+
+def test_threads_look_for_pages_as_often_as_their_text_does() -> None:
+    kernel = kernel_of(head_dim=128, page=16, pool=3)
+    # 128 threads, keys and values, four pages a step; four elements at a time; one thread copies for warp groups.
+    assert lookups(kernel, by_matrices(rows=64, keys=64, warps=4)) == 128 * 2 * 4
+    assert lookups(kernel, by_multiply_adds(keys=16)) == 2 * 16 * 32
+    assert lookups(kernel_of(head_dim=128), by_matrices()) == 0
