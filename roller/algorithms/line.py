@@ -27,6 +27,8 @@ NAME = "line"
 
 #: Threads that share a line, and those of a block.
 THREADS = (1, 32, 64, 128, 256, 512, 1024)
+#: Threads of parts of a warp, which share lines of which values are ranked: all look through their shares at once.
+RANK_THREADS = (8, 16)
 BLOCK_THREADS = (32, 64, 128, 256, 512, 1024)
 #: Blocks of lines of a processor, for each core.
 CORE_BLOCKS = (1, 4, 16)
@@ -54,7 +56,9 @@ class WholeLine:
 def line_sizes(kernel: LineKernel, schedule: LineSchedule) -> dict[str, int]:
     """Sizes over which a line has two full turns and its remainder, and lines fill two blocks and theirs."""
     turn = AHEAD if schedule.threads == 1 else schedule.threads * line_vector(kernel, schedule)
-    sizes = {kernel.axis: cut(kernel.length, turn)}
+    sizes = {kernel.axis: cut(kernel.length, turn, max(2, -(-kernel.ranks // turn)))}
+    if kernel.rank_axis is not None:
+        sizes[kernel.rank_axis] = kernel.ranks
     left = max(LEAST_LINES, cut(kernel.lines, schedule.lines))
     for axis in reversed(kernel.row_axes):
         sizes[axis] = max(1, min(kernel.sizes[axis], left))
@@ -94,7 +98,7 @@ def line_parts(form: KernelForm, device: DeviceSpec) -> list[ProgramPart]:
 
 def _gpu_schedules(kernel: LineKernel, device: DeviceSpec) -> Iterator[LineSchedule]:
     """Threads that have something to do, in blocks that the device has room for."""
-    for threads in THREADS:
+    for threads in (*THREADS, *(RANK_THREADS if kernel.rank_axis is not None else ())):
         shared = LineSchedule(threads=threads, lines=1)
         if threads > 32 and threads * line_vector(kernel, shared) >= 2 * kernel.length:
             continue

@@ -19,6 +19,7 @@ from hal.support.errors import InputError
 from sokoban.language.expression import (
     FLOAT8_DTYPES,
     INTEGER_DTYPES,
+    RANKED_REDUCTIONS,
     AffineIndex,
     AxisValue,
     Call,
@@ -85,6 +86,8 @@ def _statement(expr: TensorExpr, statement: Statement, values: Mapping[str, Arra
     reduction = statement.reduction
     if statement.scan is not None:
         return _scan(expr, statement, statement.scan, values)
+    if reduction is not None and reduction.rank is not None:
+        return _ranked(expr, statement, reduction, reduction.rank, values)
     if reduction is not None and reduction.is_place:
         return _place(expr, statement, reduction, values)
     if reduction is None:
@@ -122,6 +125,21 @@ def _place(expr: TensorExpr, statement: Statement, reduction: Reduction, values:
     body = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(reduction.body), shape)
     chosen = np.argmax if reduction.function == "argmax" else np.argmin
     return np.asarray(chosen(body, axis=-1), dtype=np.float64)
+
+
+def _ranked(
+    expr: TensorExpr, statement: Statement, reduction: Reduction, rank: str, values: Mapping[str, Array]
+) -> Array:
+    """Values along an axis, or their places, in their order: NaN before all, of equals the first."""
+    rows = tuple(axis for axis in statement.axes if axis != rank)
+    order = (*rows, *reduction.axes)
+    shape = tuple(expr.sizes[axis] for axis in order)
+    body = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(reduction.body), shape)
+    is_nan = np.isnan(body)
+    key = np.where(is_nan, 0.0, -body if RANKED_REDUCTIONS[reduction.function] else body)
+    places = np.lexsort((key, ~is_nan), axis=-1)[..., : expr.sizes[rank]]
+    result = places if reduction.is_place else np.take_along_axis(body, places, axis=-1)
+    return np.ascontiguousarray(np.moveaxis(result, -1, statement.axes.index(rank)), dtype=np.float64)
 
 
 # Any value over a block of points
@@ -343,9 +361,10 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
     float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
     matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
-    overflow otherwise. Places that another tensor is read at are places of it, one of :data:`_OUTSIDE_PLACES` outside.
+    overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`: some are equal, and none nearly.
+    Places that another tensor is read at are places of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
-    ranges, peaks = input_ranges(expr), _peaks(expr)
+    ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_floats(expr)
     result = {}
     extents = _extents_of_places(expr)
     for position, tensor in enumerate(expr.inputs):
@@ -355,10 +374,23 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
             continue
         low, high = ranges[tensor.name]
         values = generator.uniform(low, high, tensor.shape)
+        if tensor.name in ranked:
+            values = np.rint(values / _RANKED_STEP) * _RANKED_STEP
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
+
+
+#: Differences of values of which several are looked for in their order.
+_RANKED_STEP = 1 / 64
+
+
+def _ranked_floats(expr: TensorExpr) -> set[str]:
+    """Floating-point inputs whose elements are ranked."""
+    floats = {tensor.name for tensor in expr.inputs if tensor.dtype not in INTEGER_DTYPES}
+    ranked = [each for each in expr.statements if each.reduction is not None and each.reduction.rank is not None]
+    return floats & {load.tensor for statement in ranked for load in loads(statement.value)}
 
 
 #: Of places that are drawn, one of so many lies outside of the tensor that is read there.
@@ -401,7 +433,7 @@ def _peaks(expr: TensorExpr) -> Mapping[str, tuple[tuple[int, ...], bool]]:
     peaks = {}
     for statement in expr.statements:
         reduction = statement.reduction
-        if reduction is None or reduction.function not in ("max", "argmax"):
+        if reduction is None or reduction.rank is not None or reduction.function not in ("max", "argmax"):
             continue
         for load in loads(reduction.body):
             row = tuple(d for d, index in enumerate(load.indices) if set(index.axes) & set(reduction.axes))

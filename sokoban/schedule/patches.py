@@ -19,6 +19,8 @@ from sokoban.schedule.tile import TileSchedule
 AHEAD = 8
 #: Most adjacent elements of a thread.
 MOST_ADJACENT = 8
+#: Most elements of a thread's share of a line that stay in registers while ranks are looked for.
+MOST_REMEMBERED = 32
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,16 @@ def is_stored_along(kernel: LineKernel) -> bool:
 
 def line_vector(kernel: LineKernel, schedule: LineSchedule) -> int:
     """Adjacent elements of a line that one of several threads takes at a time: by one access of 16 bytes of the widest
-    operand, where lines and rows of memory consist of so many; one where nothing lies along lines."""
+    operand, where lines and rows of memory consist of so many; one where nothing lies along lines. Of ranks all threads
+    have some, where there are as many."""
     tensors = kernel.expr.tensor_by_name
     along = [tensors[load.tensor] for load in adjacent_loads(kernel)]
     along += [kernel.output] if is_stored_along(kernel) else []
     if schedule.threads == 1 or not along:
         return 1
     vector = min(MOST_ADJACENT, VECTOR_BYTES // max(tensor.element_bytes for tensor in along))
+    if kernel.rank_axis is not None:
+        vector = min(vector, 1 << max(1, kernel.length // schedule.threads).bit_length() - 1)
     while vector > 1 and (kernel.length % vector or any(tensor.shape[-1] % vector for tensor in along)):
         vector //= 2
     return vector
@@ -111,6 +116,13 @@ def line_vector(kernel: LineKernel, schedule: LineSchedule) -> int:
 def turns(kernel: LineKernel, schedule: LineSchedule) -> int:
     """Vectors of a line that each of its threads takes."""
     return -(-kernel.length // (schedule.threads * line_vector(kernel, schedule)))
+
+
+def keeps_share(kernel: LineKernel, schedule: LineSchedule) -> bool:
+    """True if a thread's share of a line stays in its registers while ranks are looked for."""
+    if schedule.threads == 1:
+        return kernel.length <= MOST_REMEMBERED
+    return turns(kernel, schedule) * line_vector(kernel, schedule) <= MOST_REMEMBERED
 
 
 def lies_across(kernel: LineKernel) -> bool:
