@@ -23,8 +23,8 @@ Point = Mapping[str, Expr]
 
 
 def takes(request: LoweringRequest[LineKernel, LineSchedule]) -> bool:
-    """Kernels of lines."""
-    return True
+    """Scans, places and ranks; scattered rows have a lowering of their own."""
+    return request.problem.scatter is None
 
 
 def lower(request: LoweringRequest[LineKernel, LineSchedule]) -> LoweredCpu:

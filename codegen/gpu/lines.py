@@ -37,8 +37,8 @@ Point = Mapping[str, Expr]
 
 
 def takes(request: LineRequest) -> bool:
-    """Scans and places; ranks have a lowering of their own."""
-    return request.problem.rank_axis is None
+    """Scans and places; ranks and scattered rows have lowerings of their own."""
+    return request.problem.rank_axis is None and request.problem.scatter is None
 
 
 def lower(request: LineRequest) -> Lowered:

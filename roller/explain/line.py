@@ -9,11 +9,18 @@ from roller.explain.pace import stage_bars
 from roller.text.quantities import count_text, time_text, wrapped
 from sokoban.kernel.line import LineKernel
 from sokoban.model.estimates import Estimate
-from sokoban.schedule.patches import AHEAD, LineSchedule, keeps_share, line_vector, turns
+from sokoban.schedule.patches import AHEAD, PLACES_AHEAD, LineSchedule, keeps_share, line_vector, turns
 
 
 def line_origin(kernel: LineKernel, schedule: LineSchedule) -> Iterator[str]:
     """Reasons for a program of lines."""
+    if kernel.scatter is not None:
+        yield from wrapped(
+            f"{count_text(kernel.length, 'row')} of {count_text(kernel.columns, 'element')} are added to "
+            f"{count_text(kernel.lines, 'row')} in the order of {kernel.scatter.place.tensor}; the fastest by RATIONAL "
+            f"of all numbers of rows whose sums a thread holds"
+        )
+        return
     shared = f"{schedule.threads} threads share a line" if schedule.threads > 1 else "a thread has a line of its own"
     ranks = f", of which {count_text(kernel.ranks, 'rank')} are looked for" if kernel.rank_axis is not None else ""
     yield from wrapped(
@@ -27,12 +34,15 @@ def line_lines(kernel: LineKernel, schedule: LineSchedule, estimate: Estimate, d
     if device.teu.lane != "thread":
         yield f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.lines, 'line')}"
     else:
-        threads = schedule.threads * schedule.lines
+        each = "line" if kernel.scatter is None else "row"
+        threads = schedule.threads * (schedule.lines if kernel.scatter is None else 1)
         yield (
             f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(threads, 'thread')}, "
-            f"{count_text(schedule.lines, 'line')} each, {estimate.blocks_per_unit} at a time on a unit"
+            f"{count_text(schedule.lines, each)} each, {estimate.blocks_per_unit} at a time on a unit"
         )
-        if schedule.threads == 1:
+        if kernel.scatter is not None:
+            yield f"  a warp looks at 32 places at a time, {PLACES_AHEAD} times ahead, and adds what names its rows"
+        elif schedule.threads == 1:
             yield f"  a thread loads {AHEAD} elements before it uses the first"
         else:
             vector, count = line_vector(kernel, schedule), turns(kernel, schedule)

@@ -2,7 +2,7 @@
 
 A scan (a cumulative sum, product, largest or smallest) leaves an element for each of the line's; the place of the
 largest or smallest value leaves one for the line, and so many values or places by rank leave as many. All carry what
-they have seen from element to element.
+they have seen from element to element. Of scattered rows the line is one of places (:mod:`sokoban.kernel.scatter`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cached_property
 
 from hal.support.errors import InputError
 from sokoban.kernel.kernel import ExpressionKernel
+from sokoban.kernel.scatter import Scatter, scatter_of
 from sokoban.kernel.statements import (
     axes_of,
     distinct_reduced_axes,
@@ -108,9 +109,21 @@ class LineKernel(ExpressionKernel):
         return 1 if self.rank_axis is None else self.sizes[self.rank_axis]
 
     @cached_property
+    def scatter(self) -> Scatter | None:
+        """The rows that are added where places say; None for any other kernel of lines."""
+        return scatter_of(self.line, self.expr.tensor_by_name)
+
+    @cached_property
     def row_axes(self) -> tuple[str, ...]:
         """The other axes, as the output has them: a line for each of their points."""
+        if self.scatter is not None:
+            return (self.scatter.row,)
         return tuple(axis for axis in self.final.axes if axis not in (self.axis, self.rank_axis))
+
+    @property
+    def columns(self) -> int:
+        """Elements of the output for each line of scattered rows; 1 elsewhere."""
+        return 1 if self.scatter is None else math.prod(self.sizes[axis] for axis in self.scatter.columns)
 
     @property
     def length(self) -> int:
@@ -143,7 +156,7 @@ def line_expression(expr: TensorExpr) -> TensorExpr | None:
     """
     lines = [statement for statement in expr.statements if statement.is_of_lines]
     if not lines:
-        return None
+        return _scatter_expression(expr)
     others = [each for each in expr.statements if not each.is_pointwise and each is not lines[0]]
     if others:
         raise too_much(expr, f"{lines[0].tensor} goes along an axis in order, and {others[0].tensor} is no value of it")
@@ -156,6 +169,21 @@ def line_expression(expr: TensorExpr) -> TensorExpr | None:
     if line.reduction is not None:
         expr, (line,) = distinct_reduced_axes(expr, (line,), final.axes)
     renamed = renamed_to(final, line)
+    return replace(expr, axes=axes_of(expr, (renamed, final)), statements=(renamed, final))
+
+
+def _scatter_expression(expr: TensorExpr) -> TensorExpr | None:
+    """The two statements of a kernel that adds scattered rows; None where an operator is anything else."""
+    reductions = [statement for statement in expr.statements if not statement.is_pointwise]
+    if len(reductions) != 1 or scatter_of(reductions[0], expr.tensor_by_name) is None:
+        return None
+    if expr.statements[-1] is reductions[0]:
+        expr = _with_copy(expr)
+    sums, final = expr.statements
+    if not reads_elementwise(final, sums):
+        return None
+    expr, (sums,) = distinct_reduced_axes(expr, (sums,), final.axes)
+    renamed = renamed_to(final, sums)
     return replace(expr, axes=axes_of(expr, (renamed, final)), statements=(renamed, final))
 
 

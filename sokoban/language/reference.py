@@ -398,14 +398,27 @@ _OUTSIDE_PLACES = 16
 
 
 def _extents_of_places(expr: TensorExpr) -> dict[str, int]:
-    """Tensor of places -> elements of the shortest dimension that is read there."""
+    """Tensor of places -> elements of the shortest dimension that is read, or named by an axis, there."""
     extents: dict[str, int] = {}
     for load in gathers(expr):
         for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
             if isinstance(index, GatheredIndex):
                 name = index.place.tensor
                 extents[name] = min(extent, extents.get(name, extent))
+    for name, axis in _compared_places(expr):
+        extents[name] = min(expr.sizes[axis], extents.get(name, expr.sizes[axis]))
     return extents
+
+
+def _compared_places(expr: TensorExpr) -> Iterator[tuple[str, str]]:
+    """Inputs of int32 whose elements are asked whether they are numbers of an axis, and the axis."""
+    integers = {tensor.name for tensor in expr.inputs if tensor.dtype == "int32"}
+    for node in (node for statement in expr.statements for node in walk(statement.value)):
+        if isinstance(node, Call) and node.function == "eq":
+            for place, axis in (node.arguments, node.arguments[::-1]):
+                match place, axis:
+                    case Load(tensor=tensor), AxisValue(index=index) if tensor in integers and index.is_plain_axis:
+                        yield tensor, index.axes[0]
 
 
 def _places(generator: np.random.Generator, tensor: Tensor, extent: int) -> NDArray[np.float64]:
