@@ -2,7 +2,7 @@
 
 A scan (a cumulative sum, product, largest or smallest) leaves an element for each of the line's; the place of the
 largest or smallest value leaves one for the line, and so many values or places by rank leave as many. All carry what
-they have seen from element to element. Of scattered rows the line is one of places (:mod:`sokoban.kernel.scatter`).
+they have seen from element to element. Of scattered rows the line is one of places (:mod:`sokoban.language.scatter`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import cached_property
 
 from hal.support.errors import InputError
 from sokoban.kernel.kernel import ExpressionKernel
-from sokoban.kernel.scatter import Scatter, scatter_of
 from sokoban.kernel.statements import (
     axes_of,
     distinct_reduced_axes,
@@ -33,6 +32,7 @@ from sokoban.language.expression import (
     Value,
     loads,
 )
+from sokoban.language.scatter import Scatter, scatter_of
 
 #: Most values or places by rank: each is looked for by itself, in the order of the ranks.
 MOST_RANKS = 64

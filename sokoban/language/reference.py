@@ -37,6 +37,7 @@ from sokoban.language.expression import (
 )
 from sokoban.language.functions import FUNCTIONS, expanded
 from sokoban.language.gathers import gathers
+from sokoban.language.scatter import Scatter, scatter_of
 
 Array = NDArray[Any]
 
@@ -93,6 +94,9 @@ def _statement(expr: TensorExpr, statement: Statement, values: Mapping[str, Arra
     if reduction is None:
         value = _Block(expr.sizes, statement.axes, {}, values).evaluate(statement.value)
         return np.array(np.broadcast_to(value, shape), dtype=np.float64)
+    scatter = scatter_of(statement, expr.tensor_by_name)
+    if scatter is not None and scatter.place.tensor in {tensor.name for tensor in expr.inputs}:
+        return _scattered(expr, statement, scatter, reduction.axes[0], values)
     if reduction.function == "sum":
         product = _sum_of_product(expr, statement, reduction, values)
         if product is not None:
@@ -140,6 +144,20 @@ def _ranked(
     places = np.lexsort((key, ~is_nan), axis=-1)[..., : expr.sizes[rank]]
     result = places if reduction.is_place else np.take_along_axis(body, places, axis=-1)
     return np.ascontiguousarray(np.moveaxis(result, -1, statement.axes.index(rank)), dtype=np.float64)
+
+
+def _scattered(
+    expr: TensorExpr, statement: Statement, scatter: Scatter, along: str, values: Mapping[str, Array]
+) -> Array:
+    """Rows added to those that places name, in their order."""
+    order = (along, *scatter.columns)
+    shape = tuple(expr.sizes[axis] for axis in order)
+    rows = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(scatter.value), shape)
+    places = values[scatter.place.tensor][: expr.sizes[along]]
+    is_row = (places >= 0) & (places < expr.sizes[scatter.row])
+    result = np.zeros((expr.sizes[scatter.row], *shape[1:]))
+    np.add.at(result, places[is_row].astype(np.int64), rows[is_row])
+    return np.ascontiguousarray(np.moveaxis(result, 0, statement.axes.index(scatter.row)))
 
 
 # Any value over a block of points
