@@ -93,6 +93,25 @@ def line(chance: random.Random) -> Data:
             "dtype": chance.choice((*_FLOATS, "float64"))}  # fmt: skip
 
 
+def ranks(chance: random.Random) -> Data:
+    """The largest or smallest of lines, or their places."""
+    length = chance.choice((1, 8, 31, 64, 256, 1000, 4097))
+    shape = [chance.choice((1, 3, 17, 70)), length]
+    return {"op": "topk", "shape": shape, "k": min(length, chance.choice((1, 2, 6, 8, 33, 64))),
+            "axis": chance.choice((-1, -1, 1)), "largest": chance.random() < 0.7,
+            "result": chance.choice(("values", "indices")), "dtype": chance.choice((*_FLOATS, "float64"))}  # fmt: skip
+
+
+def scattered(chance: random.Random) -> Data:
+    """Rows added where places say."""
+    data: Data = {
+        "op": "scatter_add", "rows": chance.choice((1, 5, 33, 64, 1000)),
+        "columns": chance.choice((2, 7, 64, 100, 768)),
+        "count": chance.choice((1, 31, 128, 500, 2049)), "dtype": chance.choice((*_FLOATS, "float64")),
+    }  # fmt: skip
+    return _with_epilogue(chance, data, "c")
+
+
 def _with_epilogue(chance: random.Random, data: Data, axis: str) -> Data:
     steps: list[Any] = []
     if chance.random() < 0.4:
@@ -106,9 +125,8 @@ def _with_epilogue(chance: random.Random, data: Data, axis: str) -> Data:
 
 def named(chance: random.Random) -> Data:
     """Any of them."""
-    return chance.choice(
-        (attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line)
-    )(chance)
+    products = (convolution, large_convolution, large_convolution, matmul)
+    return chance.choice((attention, attention, attention_gradient, *products, line, ranks, scattered))(chance)
 
 
 def wanted_attention(chance: random.Random, target: Target) -> Data:

@@ -93,6 +93,9 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "flat-image": frozenset(_ANY_FLOAT),
     "lines": _INSIDE | _OUTSIDE | _GATHERED
     | {*SCANNED, *PLACED, *SCAN_OPTIONS, *_ANY_NUMBER, *_RESULTS, "writes int32"},
+    "ranks": frozenset(_ANY_FLOAT),
+    "scatters": frozenset(_ANY_FLOAT),
+    "cpu.scatters": frozenset({"reads float16", "reads float32", "reads float64"}),
     "cpu.walks": _INSIDE | _OUTSIDE | _GATHERED
     | {*SCANNED, *PLACED, *SCAN_OPTIONS, "reads float16", "reads float32", "reads float64", *_RESULTS[::2]},
     "cpu.tiles": _BODIES | _OUTSIDE | _GATHERED | {"reads float16", "reads float32", "reads float64", *_RESULTS[::2]},

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from codegen.bundle.records import ReferenceLaunch, ReferenceRecord
 from codegen.tolerance import tolerance_of
 from sokoban.language.expression import (
+    RANKED_REDUCTIONS,
     AffineIndex,
     AxisValue,
     Call,
@@ -186,6 +187,8 @@ class _Kernel:
         reduction = self.statement.reduction
         if reduction is None:
             return [*lines, f"{self._output('element')} = {self._value(self.statement.value)};"]
+        if reduction.rank is not None:
+            return [*lines, *self._ranked(reduction)]
         if reduction.is_place:
             return [*lines, *self._place(reduction)]
         lines.append(f"double total = {_IDENTITY[reduction.function]};")
@@ -221,6 +224,30 @@ class _Kernel:
             f"  if (best == best && (value {order} best || value != value)) best = value, place = {name};",
             "}",
             f"{self._output('element')} = place;",
+        ]
+
+    def _ranked(self, reduction: Reduction) -> list[str]:
+        """The value or place of a rank: as often the best of what comes behind the one before."""
+        (axis,), rank = reduction.axes, _variable(reduction.rank or "")
+        name, order = _variable(axis), ">" if RANKED_REDUCTIONS[reduction.function] else "<"
+
+        def precedes(value: str, place: str, other: str, other_place: str) -> str:
+            is_first = f"({value} {order} {other} || {value} != {value}) && {other} == {other}"
+            is_equal = f"{value} == {other} || ({value} != {value} && {other} != {other})"
+            return f"(({is_first}) || (({is_equal}) && {place} < {other_place}))"
+
+        behind = precedes("before", "place_before", "value", name)
+        return [
+            f"double best = 0, before = 0; {self.index} place = -1, place_before = -1;",
+            f"for ({self.index} round = 0; round <= {rank}; ++round) {{",
+            "  before = best, place_before = place, place = -1;",
+            f"  for ({self.index} {name} = 0; {name} < {self.expr.sizes[axis]}; ++{name}) {{",
+            f"    const double value = {self._value(reduction.body)};",
+            f"    if (round > 0 && !{behind}) continue;",
+            f"    if (place < 0 || {precedes('value', name, 'best', 'place')}) best = value, place = {name};",
+            "  }",
+            "}",
+            f"{self._output('element')} = {'place' if reduction.is_place else 'best'};",
         ]
 
     def _shared_body(self) -> list[str]:

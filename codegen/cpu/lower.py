@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.cpu import rows, tiles, walks
+from codegen.cpu import rows, scatters, tiles, walks
 from codegen.cpu.function import LoweredCpu
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
@@ -27,7 +27,7 @@ from sokoban.schedule.tile import TileSchedule
 #: Kind of kernel -> its schedules, and what lowers them.
 KINDS: Mapping[type, KernelLowerings[LoweredCpu]] = {
     KernelForm: KernelLowerings(schedule=TileSchedule, lowerings=(rows,), otherwise=tiles),
-    LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(walks,)),
+    LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(walks, scatters)),
 }
 
 #: Elements of a tensor that 32-bit indices reach.
@@ -44,10 +44,10 @@ def lower(request: AnyRequest) -> LoweredCpu:
     lowering, entry = chosen(KINDS, request), request.entry
     if request.schedule.uses_matrix:
         raise LoweringError(f"{entry}: {request.schedule.instruction} is no instruction of a CPU")
-    read = {tensor.name for tensor in request.problem.inputs} - set(index_tensors(request.problem.expr.statements))
+    read = {tensor.name for tensor in request.problem.inputs} - _places(request)
     for tensor in request.problem.expr.tensors:
         if tensor.dtype == "int32" and tensor.name not in read:
-            continue  # places along an axis, or those that another tensor is read at
+            continue  # places along an axis, or those that another tensor is read at or added to
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
         if tensor.dtype == "float16" and request.problem.expr.accumulate != "float32":
@@ -55,3 +55,10 @@ def lower(request: AnyRequest) -> LoweredCpu:
         if tensor.element_count > _MOST_ELEMENTS:
             raise LoweringError(f"{entry}: {tensor.name} has more than {_MOST_ELEMENTS} elements")
     return lowered_by(lowering, request)
+
+
+def _places(request: AnyRequest) -> set[str]:
+    """Tensors of integers that are places of other tensors."""
+    scatter = getattr(request.problem, "scatter", None)
+    named = set() if scatter is None else {scatter.place.tensor}
+    return named | set(index_tensors(request.problem.expr.statements))

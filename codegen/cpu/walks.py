@@ -1,4 +1,4 @@
-"""Scans, and places of largest and smallest values, for CPUs: a line after the other, or a vector of neighbours."""
+"""Scans, and places and ranks of values, for CPUs: a line after the other, or a vector of neighbours."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from codegen.tir.lowering import LoweringRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr
 from sokoban.kernel.line import LineKernel
-from sokoban.language.expression import Load, Value
+from sokoban.language.expression import Load, Reduction, Value
 from sokoban.schedule.patches import LineSchedule, lies_across
 
 Point = Mapping[str, Expr]
 
 
 def takes(request: LoweringRequest[LineKernel, LineSchedule]) -> bool:
-    """Kernels of lines."""
-    return True
+    """Scans, places and ranks; scattered rows have a lowering of their own."""
+    return request.problem.scatter is None
 
 
 def lower(request: LoweringRequest[LineKernel, LineSchedule]) -> LoweredCpu:
-    """The kernel of a scan or place."""
+    """The kernel of a scan, of places or ranks."""
     walks = _Walks(request)
     return lowered_blocks(request, blocks=walks.blocks, scratch_elements=0, body=walks.block)
 
@@ -84,12 +84,19 @@ class _Walks:
     def _line(self, row: Point, width: int) -> None:
         """``width`` neighbouring lines from ``row`` on, an element of each at a time."""
         kernel = self.kernel
+        if kernel.rank_axis is not None and width == 1:
+            self._by_list(row)
+            return
         carried = local_buffer("carried", width, self.dtype)
         places = None if kernel.is_scan else local_buffer("places", width, "int32")
         with T.vectorized(width) as lane:
             T.buffer_store(carried, self.carried.first, [lane])
             if places is not None:
                 T.buffer_store(places, tirx.const(NOWHERE, "int32"), [lane])
+        if kernel.rank_axis is not None:
+            assert places is not None
+            self._by_rank(row, width, carried, places)
+            return
         body = self._value(kernel.body, width, self.dtype)
         final = self._value(kernel.final.value, width, kernel.expr.final_dtype)
         with named(T.serial, kernel.length, "place") as place:
@@ -109,8 +116,67 @@ class _Walks:
             with T.vectorized(width) as lane:
                 self._store(final, self._lane(row, lane), places[lane], lane)
 
-    def _take(self, best: Any, places: Any, value: Expr, place: Expr, lane: Expr) -> None:
-        better = self.carried.is_better(value, place, best[lane], places[lane])
+    def _by_rank(self, row: Point, width: int, best: Any, places: Any) -> None:
+        """The values or places of neighbouring lines by rank: for each the best of what comes behind the one before."""
+        kernel = self.kernel
+        before, place_before = local_buffer("before", width, self.dtype), local_buffer("place_before", width, "int32")
+        body = self._value(kernel.body, width, self.dtype)
+        with named(T.serial, kernel.ranks, "rank") as rank:
+            with T.vectorized(width) as lane:
+                T.buffer_store(before, best[lane], [lane])
+                T.buffer_store(place_before, places[lane], [lane])
+            with T.vectorized(width) as lane:
+                T.buffer_store(best, self.carried.first, [lane])
+                T.buffer_store(places, tirx.const(NOWHERE, "int32"), [lane])
+            with named(T.serial, kernel.length, "place") as place, T.vectorized(width) as lane:
+                point = self._lane({**row, kernel.axis: place}, lane)
+                value = body.at(point, self._reader(point, self.dtype), lane)
+                is_behind = self.carried.is_better(before[lane], place_before[lane], value, place)
+                self._take(best, places, value, place, lane, tirx.any(tirx.EQ(rank, 0), is_behind))
+            self._store_rank(row, rank, width, lambda lane: (best[lane], places[lane]))
+
+    def _by_list(self, row: Point) -> None:
+        """The values or places of a line by rank: a list of the best so far, into which few elements come."""
+        kernel, ranks = self.kernel, self.kernel.ranks
+        values, places = local_buffer("values", ranks, self.dtype), local_buffer("places", ranks, "int32")
+        value = local_buffer("value", 1, self.dtype)
+        body = self._value(kernel.body, 1, self.dtype)
+        with named(T.serial, ranks, "rank") as rank:
+            T.buffer_store(values, self.carried.first, [rank])
+            T.buffer_store(places, tirx.const(NOWHERE, "int32"), [rank])
+        with named(T.serial, kernel.length, "place") as place:
+            point = {**row, kernel.axis: place}
+            T.buffer_store(value, body.at(point, self._reader(point, self.dtype), tirx.const(0, "int32")), [0])
+
+            def is_better_than(rank: Expr) -> Expr:
+                return self.carried.is_better(value[0], place, values[rank], places[rank])
+
+            is_among_them = is_better_than(tirx.const(ranks - 1, "int32"))
+            with T.If(is_among_them), T.Then(), named(T.serial, ranks, "turn") as turn:
+                rank = ranks - 1 - turn
+                before = tirx.max(rank - 1, 0)
+                is_moved = tirx.all(rank > 0, is_better_than(before))
+                with T.If(is_moved):
+                    with T.Then():
+                        T.buffer_store(values, values[before], [rank])
+                        T.buffer_store(places, places[before], [rank])
+                    with T.Else(), T.If(is_better_than(rank)), T.Then():
+                        T.buffer_store(values, value[0], [rank])
+                        T.buffer_store(places, place, [rank])
+        with named(T.serial, ranks, "rank") as rank:
+            self._store_rank(row, rank, 1, lambda lane: (values[rank], places[rank]))
+
+    def _store_rank(self, row: Point, rank: Expr, width: int, result: Callable[[Expr], tuple[Expr, Expr]]) -> None:
+        """A value or place of ``width`` neighbouring lines."""
+        kernel = self.kernel
+        assert kernel.rank_axis is not None
+        final = self._value(kernel.final.value, width, kernel.expr.final_dtype)
+        is_place = isinstance(kernel.walk, Reduction) and kernel.walk.is_place
+        with T.vectorized(width) as lane:
+            self._store(final, self._lane({**row, kernel.rank_axis: rank}, lane), result(lane)[is_place], lane)
+
+    def _take(self, best: Any, places: Any, value: Expr, place: Expr, lane: Expr, *conditions: Expr) -> None:
+        better = tirx.all(self.carried.is_better(value, place, best[lane], places[lane]), *conditions)
         T.buffer_store(places, tirx.Select(better, place, places[lane]), [lane])
         T.buffer_store(best, tirx.Select(tirx.EQ(places[lane], place), value, best[lane]), [lane])
 

@@ -37,8 +37,8 @@ Point = Mapping[str, Expr]
 
 
 def takes(request: LineRequest) -> bool:
-    """Kernels of lines."""
-    return True
+    """Scans and places; ranks and scattered rows have lowerings of their own."""
+    return request.problem.rank_axis is None and request.problem.scatter is None
 
 
 def lower(request: LineRequest) -> Lowered:
@@ -46,8 +46,8 @@ def lower(request: LineRequest) -> Lowered:
     return (_Scan if request.problem.is_scan else _Place)(request).run()
 
 
-class _Lines(ABC):
-    """One kernel, its statements in the order in which they are written."""
+class Lines(ABC):
+    """One kernel of lines, its statements in the order in which they are written."""
 
     def __init__(self, request: LineRequest) -> None:
         self.kernel, self.schedule, self.entry = request.problem, request.schedule, request.entry
@@ -235,7 +235,7 @@ class _Lines(ABC):
         return [place < self.length] if self.length % AHEAD else []
 
 
-class _Scan(_Lines):
+class _Scan(Lines):
     """A scan."""
 
     @property
@@ -377,7 +377,7 @@ class _Scan(_Lines):
         barrier()
 
 
-class _Place(_Lines):
+class _Place(Lines):
     """The place of the largest or smallest value of a line."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.gpu import lines, patches, pointwise, rows, tiles, windows
+from codegen.gpu import lines, patches, pointwise, ranks, rows, scatters, tiles, windows
 from codegen.gpu.matrix import bulk, mma, wmma
 from codegen.gpu.staged import kernel as staged
 from codegen.gpu.walks import (
@@ -48,7 +48,7 @@ KINDS: Mapping[type, KernelLowerings[Lowered]] = {
         schedule=GradientSchedule, lowerings=(gradient_warps, gradient_groups, gradient_multiply_adds)
     ),
     ProductPair: KernelLowerings(schedule=PairSchedule, lowerings=(pair_warps, pair_multiply_adds)),
-    LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(lines,)),
+    LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(lines, ranks, scatters)),
 }
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.

@@ -6,14 +6,14 @@ from tvm import tirx
 
 from codegen.tir.values import Expr, combine, constant
 from sokoban.kernel.line import LineKernel
-from sokoban.language.expression import REDUCTION_IDENTITY
+from sokoban.language.expression import RANKED_REDUCTIONS, REDUCTION_IDENTITY
 
 #: A place that no element has.
 NOWHERE = 2**31 - 1
 
 
 class Carried:
-    """Numbers that a line carries, of a scan or a place, and how one more element changes them."""
+    """Numbers that a line carries, of a scan, a place or ranks, and how one more element changes them."""
 
     def __init__(self, kernel: LineKernel) -> None:
         self.kernel, self.dtype = kernel, kernel.expr.accumulate
@@ -31,7 +31,7 @@ class Carried:
     def is_better(self, value: Expr, place: Expr, best: Expr, best_place: Expr) -> Expr:
         """Truth of an element being the one that is looked for, rather than the best so far: NaN is the largest and
         the smallest of all, and of equals the first is taken."""
-        is_larger = value > best if self.kernel.walk.function == "argmax" else value < best
+        is_larger = value > best if RANKED_REDUCTIONS[self.kernel.walk.function] else value < best
         is_equal, is_before = tirx.EQ(value, best), place < best_place
         if not self.dtype.startswith("float"):
             return tirx.any(is_larger, tirx.all(is_equal, is_before))

@@ -9,29 +9,40 @@ from roller.explain.pace import stage_bars
 from roller.text.quantities import count_text, time_text, wrapped
 from sokoban.kernel.line import LineKernel
 from sokoban.model.estimates import Estimate
-from sokoban.schedule.patches import AHEAD, LineSchedule, line_vector, turns
+from sokoban.schedule.patches import AHEAD, PLACES_AHEAD, LineSchedule, keeps_share, line_vector, turns
 
 
 def line_origin(kernel: LineKernel, schedule: LineSchedule) -> Iterator[str]:
     """Reasons for a program of lines."""
+    if kernel.scatter is not None:
+        yield from wrapped(
+            f"{count_text(kernel.length, 'row')} of {count_text(kernel.columns, 'element')} are added to "
+            f"{count_text(kernel.lines, 'row')} in the order of {kernel.scatter.place.tensor}; the fastest by RATIONAL "
+            f"of all numbers of rows whose sums a thread holds"
+        )
+        return
     shared = f"{schedule.threads} threads share a line" if schedule.threads > 1 else "a thread has a line of its own"
+    ranks = f", of which {count_text(kernel.ranks, 'rank')} are looked for" if kernel.rank_axis is not None else ""
     yield from wrapped(
         f"{count_text(kernel.lines, 'line')} of {count_text(kernel.length, 'element')} along {kernel.axis}, each gone "
-        f"along once; {shared}: the fastest by RATIONAL of all numbers that have something to do"
+        f"along once{ranks}; {shared}: the fastest by RATIONAL of all numbers that have something to do"
     )
 
 
 def line_lines(kernel: LineKernel, schedule: LineSchedule, estimate: Estimate, device: DeviceSpec) -> Iterator[str]:
-    """The kernel of a scan or place: its launch, what a turn is, its stages."""
+    """The kernel of a scan, of places or ranks: its launch, what a turn is, its stages."""
     if device.teu.lane != "thread":
         yield f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.lines, 'line')}"
     else:
-        threads = schedule.threads * schedule.lines
+        each = "line" if kernel.scatter is None else "row"
+        threads = schedule.threads * (schedule.lines if kernel.scatter is None else 1)
         yield (
             f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(threads, 'thread')}, "
-            f"{count_text(schedule.lines, 'line')} each, {estimate.blocks_per_unit} at a time on a unit"
+            f"{count_text(schedule.lines, each)} each, {estimate.blocks_per_unit} at a time on a unit"
         )
-        if schedule.threads == 1:
+        if kernel.scatter is not None:
+            yield f"  a warp looks at 32 places at a time, {PLACES_AHEAD} times ahead, and adds what names its rows"
+        elif schedule.threads == 1:
             yield f"  a thread loads {AHEAD} elements before it uses the first"
         else:
             vector, count = line_vector(kernel, schedule), turns(kernel, schedule)
@@ -40,5 +51,8 @@ def line_lines(kernel: LineKernel, schedule: LineSchedule, estimate: Estimate, d
                 f"a thread takes {count_text(vector, 'adjacent element')} of a line at each of "
                 f"{count_text(count, 'turn')} and {carried} what the ones before came to"
             )
+        if kernel.rank_axis is not None:
+            source = "registers" if keeps_share(kernel, schedule) else "the caches"
+            yield f"  who had the best of a rank looks through its share again, out of {source}"
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
     yield from stage_bars(estimate)

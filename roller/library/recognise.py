@@ -270,6 +270,8 @@ def _rows(form: KernelForm) -> LibraryCall:
 def _line(form: KernelForm) -> list[LibraryCall]:
     """A scan, or the place of the largest or smallest value, a reduction of PyTorch's."""
     kernel, output = form.line_kernel, form.expr.output
+    if kernel.rank_axis is not None or kernel.scatter is not None:
+        return [_roofline(form)]
     points, dtype = kernel.lines * kernel.length, _dtype(form, kernel.reads[0]) if kernel.reads else output.dtype
     before = [] if isinstance(kernel.body, Load) else _pointwise(form, kernel.body, points)
     if kernel.is_scan:

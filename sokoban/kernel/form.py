@@ -10,8 +10,8 @@ kinds:
     several reductions over the same columns of each row, then one point-wise statement over rows and columns:
     softmax, layer norm and their kin.
 ``line``
-    what goes along one axis in order (a scan, the place of a largest or smallest value), then one point-wise statement;
-    its kernels are in :mod:`sokoban.kernel.line`.
+    what goes along one axis in order (a scan, the place of a largest or smallest value, values by rank, rows added
+    where places say), then one point-wise statement; its kernels are in :mod:`sokoban.kernel.line`.
 ``attention``
     two products with a softmax between them, as :mod:`sokoban.language.named.attention` writes it. Its axes stay as
     they are; what its kernels compute is in :mod:`sokoban.kernel.attention`.
@@ -330,13 +330,20 @@ class KernelForm(ExpressionKernel):
 #: Kind of an operator that no schedule of tiles computes whole -> its arithmetic operations.
 _COMPOSED_FLOPS: Mapping[str, Callable[[KernelForm], float]] = {
     "line": lambda form: float(
-        form.line_kernel.lines * form.line_kernel.length * (operation_count(form.line_kernel.body) + 1)
+        _line_operations(form.line_kernel)
         + math.prod(form.sizes[axis] for axis in form.final.axes) * operation_count(form.final.value)
     ),
     "attention": lambda form: attention_flops(form.attention),
     "attention_gradient": lambda form: gradient_flops(form.attention_gradient),
     "sequence": lambda form: sum(stage.flops for stage in form.stages),
 }
+
+
+def _line_operations(kernel: LineKernel) -> int:
+    """Operations by which a kernel of lines takes in the elements of all lines, or of all rows that are scattered."""
+    if kernel.scatter is not None:
+        return kernel.length * kernel.columns * (operation_count(kernel.scatter.value) + 1)
+    return kernel.lines * kernel.length * (operation_count(kernel.body) + 1)
 
 
 def operation_count(value: Value) -> int:

@@ -220,7 +220,8 @@ def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
             axes = tuple(axis for axis in value.axes if axis not in zero)
             if not axes and value.is_place:
                 return Constant(0.0)
-            return Reduction(value.function, axes, dropped(value.body)) if axes else dropped(value.body)
+            rank = None if value.rank in zero else value.rank
+            return Reduction(value.function, axes, dropped(value.body), rank) if axes else dropped(value.body)
         if isinstance(value, Scan):
             if value.axis in zero:
                 return Constant(REDUCTION_IDENTITY[value.function]) if value.is_exclusive else dropped(value.body)
@@ -302,6 +303,8 @@ def can_fuse(expr: TensorExpr, a: str, b: str) -> bool:
         reduced = statement.reduction.axes if statement.reduction else ()
         if statement.scan is not None and statement.scan.axis in (a, b):
             return False
+        if statement.reduction is not None and statement.reduction.rank in (a, b):
+            return False
         if (a in statement.axes) != (b in statement.axes) or (a in reduced) != (b in reduced):
             return False
         accesses = [(statement.tensor, tuple(AffineIndex.axis(axis) for axis in statement.axes))]
@@ -354,7 +357,7 @@ def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:
         if isinstance(value, Call):
             return Call(value.function, tuple(fused_value(argument) for argument in value.arguments))
         if isinstance(value, Reduction):
-            return Reduction(value.function, _fused_names(value.axes, a, b, fused), fused_value(value.body))
+            return replace(value, axes=_fused_names(value.axes, a, b, fused), body=fused_value(value.body))
         if isinstance(value, Scan):
             return replace(value, body=fused_value(value.body))
         return value

@@ -55,7 +55,8 @@ def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
             changes[node] = AxisValue(node.index.substitute(indices))
     value = rewrite(value, changes)
     if isinstance(value, Reduction):
-        value = Reduction(value.function, tuple(names.get(axis, axis) for axis in value.axes), value.body)
+        rank = None if value.rank is None else names.get(value.rank, value.rank)
+        value = Reduction(value.function, tuple(names.get(axis, axis) for axis in value.axes), value.body, rank)
     if isinstance(value, Scan):
         value = replace(value, axis=names.get(value.axis, value.axis))
     return Statement(statement.tensor, tuple(names.get(axis, axis) for axis in statement.axes), value)

@@ -166,7 +166,12 @@ class _Builder:
             number = next(self.numbers)
             fresh = {axis: f"{axis_name(axis)}{_NUMBER}{number}" for axis in value.axes}
             inner = {**axes, **{axis: AffineIndex.axis(name) for axis, name in fresh.items()}}
-            return _reduced(value.function, tuple(fresh.values()), self.of(value.body, inner), self.expr.sizes)
+            body = self.of(value.body, inner)
+            if value.rank is not None:
+                rank = _position(AffineIndex.axis(value.rank).substitute(axes))
+                ranked = _factor(Applied("rank", (body, rank)))
+                return _factor(Reduced(f"{value.function} of rank", tuple(fresh.values()), ranked))
+            return _reduced(value.function, tuple(fresh.values()), body, self.expr.sizes)
         if isinstance(value, Scan):
             return self._scan(value, axes)
         return self._call(value, axes)

@@ -33,6 +33,8 @@ RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "flo
 REDUCTION_IDENTITY: Mapping[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 #: Reductions whose result is a place along the one axis that they reduce: of the largest and of the smallest value.
 PLACE_REDUCTIONS = ("argmax", "argmin")
+#: Reductions that order values, so that they have one of every rank, and whether the first rank is the largest.
+RANKED_REDUCTIONS: Mapping[str, bool] = {"max": True, "min": False, "argmax": True, "argmin": False}
 #: Word of a scan -> what it accumulates by.
 SCANS: Mapping[str, str] = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}
 
@@ -194,11 +196,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """``function`` (of :data:`REDUCTION_IDENTITY` or :data:`PLACE_REDUCTIONS`) of ``body`` over ``axes``."""
+    """``function`` (of :data:`REDUCTION_IDENTITY` or :data:`PLACE_REDUCTIONS`) of ``body`` over ``axes``.
+
+    Attributes:
+        function: its word.
+        axes: what it reduces.
+        body: the value that is reduced.
+        rank: an axis of the statement that counts values in their order, the largest or smallest first, of equals the
+            first place; NaN come before all. None where the first alone is the result.
+    """
 
     function: str
     axes: tuple[str, ...]
     body: Value
+    rank: str | None = None
 
     @property
     def is_place(self) -> bool:
@@ -287,8 +298,9 @@ class Statement:
 
     @property
     def is_of_lines(self) -> bool:
-        """True if it goes along one axis in order: a scan, or the place of the largest or smallest value."""
-        return isinstance(self.value, Scan) or (isinstance(self.value, Reduction) and self.value.is_place)
+        """True if it goes along one axis in order: a scan, a place of the largest or smallest value, values by rank."""
+        reduction = self.reduction
+        return self.scan is not None or (reduction is not None and (reduction.is_place or reduction.rank is not None))
 
 
 _Operator = TypeVar("_Operator")
@@ -506,7 +518,8 @@ def value_text(value: Value) -> str:
         pad = "" if value.pad is None else f" | pad={_number_text(value.pad)}"
         return f"{value.tensor}[{', '.join(map(str, value.indices))}{pad}]"
     if isinstance(value, Reduction):
-        return f"{value.function}([{', '.join(value.axes)}], {value_text(value.body)})"
+        rank = "" if value.rank is None else f", {value.rank}"
+        return f"{value.function}([{', '.join(value.axes)}], {value_text(value.body)}{rank})"
     if isinstance(value, Scan):
         word = next(word for word, function in SCANS.items() if function == value.function)
         options = ", reverse" * value.is_reversed + ", exclusive" * value.is_exclusive

@@ -144,7 +144,10 @@ class _Lifted:
     def _load_of(self, reduction: Reduction | Scan) -> Load:
         if reduction not in self.loads:
             used = set(used_axes([reduction.body]))
-            used = used - set(reduction.axes) if isinstance(reduction, Reduction) else used | {reduction.axis}
+            if isinstance(reduction, Reduction):
+                used = used - set(reduction.axes) | ({reduction.rank} if reduction.rank else set())
+            else:
+                used = used | {reduction.axis}
             axes = tuple(axis for axis in self.order if axis in used)
             name = unused_name(f"{self.owner.tensor}_{reduction.function}", self.taken)
             self.taken.add(name)

@@ -19,6 +19,7 @@ from hal.support.errors import InputError
 from sokoban.language.expression import (
     FLOAT8_DTYPES,
     INTEGER_DTYPES,
+    RANKED_REDUCTIONS,
     AffineIndex,
     AxisValue,
     Call,
@@ -36,6 +37,7 @@ from sokoban.language.expression import (
 )
 from sokoban.language.functions import FUNCTIONS, expanded
 from sokoban.language.gathers import gathers
+from sokoban.language.scatter import Scatter, scatter_of
 
 Array = NDArray[Any]
 
@@ -85,11 +87,16 @@ def _statement(expr: TensorExpr, statement: Statement, values: Mapping[str, Arra
     reduction = statement.reduction
     if statement.scan is not None:
         return _scan(expr, statement, statement.scan, values)
+    if reduction is not None and reduction.rank is not None:
+        return _ranked(expr, statement, reduction, reduction.rank, values)
     if reduction is not None and reduction.is_place:
         return _place(expr, statement, reduction, values)
     if reduction is None:
         value = _Block(expr.sizes, statement.axes, {}, values).evaluate(statement.value)
         return np.array(np.broadcast_to(value, shape), dtype=np.float64)
+    scatter = scatter_of(statement, expr.tensor_by_name)
+    if scatter is not None and scatter.place.tensor in {tensor.name for tensor in expr.inputs}:
+        return _scattered(expr, statement, scatter, reduction.axes[0], values)
     if reduction.function == "sum":
         product = _sum_of_product(expr, statement, reduction, values)
         if product is not None:
@@ -122,6 +129,35 @@ def _place(expr: TensorExpr, statement: Statement, reduction: Reduction, values:
     body = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(reduction.body), shape)
     chosen = np.argmax if reduction.function == "argmax" else np.argmin
     return np.asarray(chosen(body, axis=-1), dtype=np.float64)
+
+
+def _ranked(
+    expr: TensorExpr, statement: Statement, reduction: Reduction, rank: str, values: Mapping[str, Array]
+) -> Array:
+    """Values along an axis, or their places, in their order: NaN before all, of equals the first."""
+    rows = tuple(axis for axis in statement.axes if axis != rank)
+    order = (*rows, *reduction.axes)
+    shape = tuple(expr.sizes[axis] for axis in order)
+    body = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(reduction.body), shape)
+    is_nan = np.isnan(body)
+    key = np.where(is_nan, 0.0, -body if RANKED_REDUCTIONS[reduction.function] else body)
+    places = np.lexsort((key, ~is_nan), axis=-1)[..., : expr.sizes[rank]]
+    result = places if reduction.is_place else np.take_along_axis(body, places, axis=-1)
+    return np.ascontiguousarray(np.moveaxis(result, -1, statement.axes.index(rank)), dtype=np.float64)
+
+
+def _scattered(
+    expr: TensorExpr, statement: Statement, scatter: Scatter, along: str, values: Mapping[str, Array]
+) -> Array:
+    """Rows added to those that places name, in their order."""
+    order = (along, *scatter.columns)
+    shape = tuple(expr.sizes[axis] for axis in order)
+    rows = np.broadcast_to(_Block(expr.sizes, order, {}, values).evaluate(scatter.value), shape)
+    places = values[scatter.place.tensor][: expr.sizes[along]]
+    is_row = (places >= 0) & (places < expr.sizes[scatter.row])
+    result = np.zeros((expr.sizes[scatter.row], *shape[1:]))
+    np.add.at(result, places[is_row].astype(np.int64), rows[is_row])
+    return np.ascontiguousarray(np.moveaxis(result, 0, statement.axes.index(scatter.row)))
 
 
 # Any value over a block of points
@@ -343,9 +379,10 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
     float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
     matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
-    overflow otherwise. Places that another tensor is read at are places of it, one of :data:`_OUTSIDE_PLACES` outside.
+    overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`: some are equal, and none nearly.
+    Places that another tensor is read at are places of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
-    ranges, peaks = input_ranges(expr), _peaks(expr)
+    ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_floats(expr)
     result = {}
     extents = _extents_of_places(expr)
     for position, tensor in enumerate(expr.inputs):
@@ -355,10 +392,23 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
             continue
         low, high = ranges[tensor.name]
         values = generator.uniform(low, high, tensor.shape)
+        if tensor.name in ranked:
+            values = np.rint(values / _RANKED_STEP) * _RANKED_STEP
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
+
+
+#: Differences of values of which several are looked for in their order.
+_RANKED_STEP = 1 / 64
+
+
+def _ranked_floats(expr: TensorExpr) -> set[str]:
+    """Floating-point inputs whose elements are ranked."""
+    floats = {tensor.name for tensor in expr.inputs if tensor.dtype not in INTEGER_DTYPES}
+    ranked = [each for each in expr.statements if each.reduction is not None and each.reduction.rank is not None]
+    return floats & {load.tensor for statement in ranked for load in loads(statement.value)}
 
 
 #: Of places that are drawn, one of so many lies outside of the tensor that is read there.
@@ -366,14 +416,27 @@ _OUTSIDE_PLACES = 16
 
 
 def _extents_of_places(expr: TensorExpr) -> dict[str, int]:
-    """Tensor of places -> elements of the shortest dimension that is read there."""
+    """Tensor of places -> elements of the shortest dimension that is read, or named by an axis, there."""
     extents: dict[str, int] = {}
     for load in gathers(expr):
         for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
             if isinstance(index, GatheredIndex):
                 name = index.place.tensor
                 extents[name] = min(extent, extents.get(name, extent))
+    for name, axis in _compared_places(expr):
+        extents[name] = min(expr.sizes[axis], extents.get(name, expr.sizes[axis]))
     return extents
+
+
+def _compared_places(expr: TensorExpr) -> Iterator[tuple[str, str]]:
+    """Inputs of int32 whose elements are asked whether they are numbers of an axis, and the axis."""
+    integers = {tensor.name for tensor in expr.inputs if tensor.dtype == "int32"}
+    for node in (node for statement in expr.statements for node in walk(statement.value)):
+        if isinstance(node, Call) and node.function == "eq":
+            for place, axis in (node.arguments, node.arguments[::-1]):
+                match place, axis:
+                    case Load(tensor=tensor), AxisValue(index=index) if tensor in integers and index.is_plain_axis:
+                        yield tensor, index.axes[0]
 
 
 def _places(generator: np.random.Generator, tensor: Tensor, extent: int) -> NDArray[np.float64]:
@@ -401,7 +464,7 @@ def _peaks(expr: TensorExpr) -> Mapping[str, tuple[tuple[int, ...], bool]]:
     peaks = {}
     for statement in expr.statements:
         reduction = statement.reduction
-        if reduction is None or reduction.function not in ("max", "argmax"):
+        if reduction is None or reduction.rank is not None or reduction.function not in ("max", "argmax"):
             continue
         for load in loads(reduction.body):
             row = tuple(d for d, index in enumerate(load.indices) if set(index.axes) & set(reduction.axes))

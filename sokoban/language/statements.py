@@ -3,7 +3,8 @@
 ``max`` and ``min`` reduce if their first argument is a list of axes, or the bare name of an axis that is neither on the
 statement's left-hand side nor already reduced around the call; else they are the larger and the smaller of two values.
 ``sum``, ``prod``, ``mean``, ``argmax`` and ``argmin`` always reduce. ``cumsum``, ``cumprod``, ``cummax`` and ``cummin``
-go along an axis that stays; the words ``reverse`` and ``exclusive`` may follow what they accumulate.
+go along an axis that stays; the words ``reverse`` and ``exclusive`` may follow what they accumulate. An axis of the
+statement may follow what ``max``, ``min``, ``argmax`` and ``argmin`` reduce: it counts values, or places, by rank.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE, RESERVED_NAMES, check_name, reach
 from sokoban.language.expression import (
     PLACE_REDUCTIONS,
+    RANKED_REDUCTIONS,
     REDUCTION_IDENTITY,
     SCANS,
     AffineIndex,
@@ -181,7 +183,7 @@ def _is_reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> bo
 def _reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
     first = arguments[0]
     assert isinstance(first, Tree)
-    if first.data not in ("axis_list", "name") or len(arguments) != 2:
+    if first.data not in ("axis_list", "name") or not 2 <= len(arguments) <= 2 + (function in RANKED_REDUCTIONS):
         raise scope.error(
             f"{function} reduces one value over axes",
             f"write {function}(axis, value) or {function}([axis, axis], value)",
@@ -206,7 +208,24 @@ def _reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> Value
     if function == "mean":
         count = math.prod(scope.sizes[axis] for axis in axes)
         return Call("div", (Reduction("sum", axes, body), Constant(float(count))))
-    return Reduction(function, axes, body)
+    rank = _rank(function, axes, arguments[2], scope) if len(arguments) == 3 else None
+    if rank is not None and rank in used_axes([body]):
+        raise scope.error(f"{function} ranks values that are others for every {rank}", f"leave {rank} out of them")
+    return Reduction(function, axes, body, rank)
+
+
+def _rank(function: str, axes: tuple[str, ...], node: Node, scope: _Scope) -> str:
+    """The axis by which values of one axis are counted in their order."""
+    name = str(node.children[0]) if isinstance(node, Tree) and node.data == "name" else ""
+    if name not in scope.left:
+        remedy = f"write {function}({axes[0]}, value, rank) with rank on the left-hand side"
+        raise scope.error(f"{function} has one value, and an axis of ranks behind it", remedy)
+    if len(axes) > 1:
+        raise scope.error(f"{function} ranks values along one axis, not along {len(axes)}", "reduce one axis at a time")
+    if scope.sizes[name] > scope.sizes[axes[0]]:
+        problem = f"{scope.sizes[name]} ranks of {scope.sizes[axes[0]]} values along {axes[0]}"
+        raise scope.error(problem, f"use a size of {name} up to {scope.sizes[axes[0]]}")
+    return name
 
 
 def _scan(word: str, arguments: Sequence[Node], scope: _Scope) -> Scan:

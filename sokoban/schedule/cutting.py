@@ -167,12 +167,16 @@ def _stays_inside(load: Load, expr: TensorExpr) -> list[bool]:
 
 
 def _covering(expr: TensorExpr, sizes: Mapping[str, int]) -> dict[str, int]:
-    """``sizes``, with which there is all that statements read of each other's results."""
+    """``sizes``, with which there is all that statements read of each other's results, and values for all ranks."""
     axes_of_result = {statement.tensor: statement.axes for statement in expr.statements}
     read = [load for statement in expr.statements for load in loads(statement.value) if load.pad is None]
+    ranked = [each.reduction for each in expr.statements if each.reduction is not None and each.reduction.rank]
     grown = dict(sizes)
     while True:
         before = dict(grown)
+        for reduction in ranked:
+            assert reduction.rank is not None
+            grown[reduction.axes[0]] = max(grown[reduction.axes[0]], grown[reduction.rank])
         for load in read:
             for axis, index in zip(axes_of_result.get(load.tensor, ()), load.indices, strict=False):
                 grown[axis] = max(grown[axis], index.bounds(grown)[1] + 1)

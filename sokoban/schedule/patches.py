@@ -7,7 +7,7 @@ from typing import Any
 
 from sokoban.kernel.line import LineKernel
 from sokoban.kernel.patches import PatchTransform
-from sokoban.language.expression import Load
+from sokoban.language.expression import AffineIndex, Load, loads
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
@@ -17,8 +17,12 @@ from sokoban.schedule.tile import TileSchedule
 
 #: Elements that a thread with a line of its own has under way.
 AHEAD = 8
+#: Times 32 places of scattered rows that a warp has under way; of more, each with a loop of its own, registers spill.
+PLACES_AHEAD = 4
 #: Most adjacent elements of a thread.
 MOST_ADJACENT = 8
+#: Most elements of a thread's share of a line that stay in registers while ranks are looked for.
+MOST_REMEMBERED = 32
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,10 @@ class LineSchedule(KernelSchedule):
     """Schedule of a kernel of lines.
 
     Attributes:
-        threads: threads that share a line, side by side along it; one goes along a line of its own.
-        lines: lines of a block, side by side along the last of the other axes.
+        threads: threads that share a line, side by side along it; one goes along a line of its own. Of scattered rows
+            they lie side by side along the columns of a row.
+        lines: lines of a block, side by side along the last of the other axes; of scattered rows those whose sums each
+            of its threads has.
     """
 
     threads: int
@@ -66,7 +72,7 @@ class LineSchedule(KernelSchedule):
 
     def blocks(self, kernel: LineKernel) -> int:
         """Blocks of the launch."""
-        return -(-kernel.lines // self.lines)
+        return -(-kernel.lines // self.lines) * column_blocks(kernel, self)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of the schedule."""
@@ -96,13 +102,16 @@ def is_stored_along(kernel: LineKernel) -> bool:
 
 def line_vector(kernel: LineKernel, schedule: LineSchedule) -> int:
     """Adjacent elements of a line that one of several threads takes at a time: by one access of 16 bytes of the widest
-    operand, where lines and rows of memory consist of so many; one where nothing lies along lines."""
+    operand, where lines and rows of memory consist of so many; one where nothing lies along lines. Of ranks all threads
+    have some, where there are as many."""
     tensors = kernel.expr.tensor_by_name
     along = [tensors[load.tensor] for load in adjacent_loads(kernel)]
     along += [kernel.output] if is_stored_along(kernel) else []
     if schedule.threads == 1 or not along:
         return 1
     vector = min(MOST_ADJACENT, VECTOR_BYTES // max(tensor.element_bytes for tensor in along))
+    if kernel.rank_axis is not None:
+        vector = min(vector, 1 << max(1, kernel.length // schedule.threads).bit_length() - 1)
     while vector > 1 and (kernel.length % vector or any(tensor.shape[-1] % vector for tensor in along)):
         vector //= 2
     return vector
@@ -111,6 +120,47 @@ def line_vector(kernel: LineKernel, schedule: LineSchedule) -> int:
 def turns(kernel: LineKernel, schedule: LineSchedule) -> int:
     """Vectors of a line that each of its threads takes."""
     return -(-kernel.length // (schedule.threads * line_vector(kernel, schedule)))
+
+
+def keeps_share(kernel: LineKernel, schedule: LineSchedule) -> bool:
+    """True if a thread's share of a line stays in its registers while ranks are looked for."""
+    if schedule.threads == 1:
+        return kernel.length <= MOST_REMEMBERED
+    return turns(kernel, schedule) * line_vector(kernel, schedule) <= MOST_REMEMBERED
+
+
+def scatter_vector(kernel: LineKernel) -> int:
+    """Adjacent columns of a thread of scattered rows: as many as float32 has in 16 bytes, since their sums in many rows
+    are registers, and no more than the widest operand that lies along them has."""
+    scatter = kernel.scatter
+    assert scatter is not None
+    last, tensors = scatter.columns[-1], kernel.expr.tensor_by_name
+    if kernel.final.axes[-1] != last:
+        return 1
+    along = [kernel.output, *(tensors[load.tensor] for load in column_loads(kernel))]
+    vector = VECTOR_BYTES // max(4, *(tensor.element_bytes for tensor in along))
+    while vector > 1 and (kernel.sizes[last] % vector or any(tensor.shape[-1] % vector for tensor in along)):
+        vector //= 2
+    return vector
+
+
+def column_loads(kernel: LineKernel) -> tuple[Load, ...]:
+    """Loads of what is added whose elements lie side by side along the last axis of columns."""
+    assert kernel.scatter is not None
+    last = kernel.scatter.columns[-1]
+    return tuple(
+        load
+        for load in loads(kernel.scatter.value)
+        if load.pad is None and not load.places and load.indices and load.indices[-1] == AffineIndex.axis(last)
+        if not any(index.coefficient(last) for index in load.indices[:-1])
+    )
+
+
+def column_blocks(kernel: LineKernel, schedule: LineSchedule) -> int:
+    """Blocks that share the columns of scattered rows; 1 elsewhere."""
+    if kernel.scatter is None or schedule.threads == 1:
+        return 1
+    return -(-kernel.columns // (schedule.threads * scatter_vector(kernel)))
 
 
 def lies_across(kernel: LineKernel) -> bool:

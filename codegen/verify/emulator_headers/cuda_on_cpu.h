@@ -29,6 +29,7 @@
 #define __syncthreads() emulator::sync_block(EMULATOR_SITE)
 #define __syncwarp(...) emulator::sync_warp(EMULATOR_SITE, emulator::mask_or_all(__VA_ARGS__))
 #define __activemask() emulator::warp_lanes()
+#define __ballot_sync(...) emulator::ballot(EMULATOR_SITE, __VA_ARGS__)
 #define __shfl_sync(...) emulator::shuffle(EMULATOR_SITE, __VA_ARGS__)
 #define __shfl_down_sync(...) emulator::shuffle_down(EMULATOR_SITE, __VA_ARGS__)
 #define __shfl_up_sync(...) emulator::shuffle_up(EMULATOR_SITE, __VA_ARGS__)
@@ -58,6 +59,8 @@ template <typename T> EMULATOR_INLINE T shuffle_xor(Site site, unsigned mask, T 
   return moved(site, mask, value, lane() ^ (unsigned)other);
 }
 }  // namespace emulator
+
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 template <typename T> EMULATOR_INLINE T atomicAdd(T* address, T value) {
   uint64_t bits = emulator::load_atomic(address, sizeof(T));

@@ -29,6 +29,7 @@ void sync_block(Site);
 void sync_warp(Site, unsigned mask);
 void fence_proxies(Site);
 uint64_t from_lane(Site, unsigned mask, uint64_t value, unsigned source);  // a source of 32 and more is the lane itself
+unsigned ballot(Site, unsigned mask, bool vote);
 
 // An atomic change is one load and one store; no other fiber runs between them.
 uint64_t load_atomic(const void* address, unsigned bytes);

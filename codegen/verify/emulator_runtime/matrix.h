@@ -41,6 +41,19 @@ uint64_t from_lane(Site site, unsigned mask, uint64_t value, unsigned source) {
   return result;
 }
 
+static void ballot_together(unsigned first, unsigned lanes) {
+  uint64_t votes = 0;
+  for_lanes(lanes, [&](unsigned i) { votes |= fibers[first + i].given[0] << i; });
+  for_lanes(lanes, [&](unsigned i) { fibers[first + i].given[2] = votes; });
+}
+unsigned ballot(Site site, unsigned mask, bool vote) {
+  fibers[me].given[0] = vote;
+  follow(site.line);
+  uint64_t result = together(site, mask, EMULATOR_PLACE, ballot_together).given[2];
+  follow(result);
+  return (unsigned)result;
+}
+
 // ---- mma.sync and ldmatrix, by the PTX manual's "Matrix fragments for mma.m16n8k16" and "ldmatrix"
 
 static void check_whole(unsigned lanes) {

@@ -12,12 +12,14 @@ from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.named.base import tag_of
 from sokoban.language.named.products import BatchMatMul, MatMul
-from sokoban.language.named.shapes import Elementwise, LayerNorm, Reduce, ScanOperator, Softmax, Transpose
+from sokoban.language.named.scatter import ScatterAdd
+from sokoban.language.named.shapes import Elementwise, LayerNorm, Reduce, ScanOperator, Softmax, TopK, Transpose
 from sokoban.language.named.windows import AvgPool2d, Conv2d, DepthwiseConv2d, MaxPool2d
 
 NamedOperator = (
     MatMul | BatchMatMul | Conv2d | DepthwiseConv2d | AvgPool2d | MaxPool2d
-    | Reduce | ScanOperator | Elementwise | Softmax | LayerNorm | Transpose | Attention | AttentionGradient
+    | Reduce | ScanOperator | TopK | ScatterAdd | Elementwise | Softmax | LayerNorm | Transpose
+    | Attention | AttentionGradient
 )  # fmt: skip
 
 NAMED_OPERATORS: Mapping[str, type[NamedOperator]] = {tag_of(cls): cls for cls in typing.get_args(NamedOperator)}

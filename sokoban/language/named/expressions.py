@@ -135,7 +135,8 @@ def renamed_value(value: Value, names: Mapping[str, str]) -> Value:
         return Call(value.function, tuple(renamed_value(argument, names) for argument in value.arguments))
     if isinstance(value, Reduction):
         axes = tuple(names.get(axis, axis) for axis in value.axes)
-        return Reduction(value.function, axes, renamed_value(value.body, names))
+        rank = None if value.rank is None else names.get(value.rank, value.rank)
+        return Reduction(value.function, axes, renamed_value(value.body, names), rank)
     if isinstance(value, Scan):
         return replace(value, axis=names.get(value.axis, value.axis), body=renamed_value(value.body, names))
     moved = {axis: AffineIndex.axis(name) for axis, name in names.items()}

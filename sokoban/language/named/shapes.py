@@ -14,7 +14,7 @@ from msgspec import Meta
 from hal.support.errors import InputError
 from sokoban.language.expression import PLACE_REDUCTIONS
 from sokoban.language.functions import FUNCTIONS
-from sokoban.language.named.base import Operator, Program, Shape, by
+from sokoban.language.named.base import Operator, Program, Shape, Size, by
 
 #: Functions of one tensor, and of two.
 UNARY, BINARY = (
@@ -73,6 +73,34 @@ class ScanOperator(Operator, tag="scan", kw_only=True, frozen=True):
         words = "_reverse" * self.reverse + "_exclusive" * self.exclusive
         stem = f"scan_{self.function}_{by(self.shape)}_axis{line.dimension}{words}"
         return Program(text=text, sizes=sizes, output="Y", axes=line.names, stem=stem)
+
+
+class TopK(Operator, tag="topk", kw_only=True, frozen=True):
+    """The ``k`` largest or smallest elements along one dimension, in their order, or their places.
+
+    Of equal elements the first comes first, NaN before all. The dimension of the result is ``r``.
+    """
+
+    shape: Shape
+    k: Size
+    axis: int = -1
+    largest: bool = True
+    result: Literal["values", "indices"] = "values"
+
+    def program(self) -> Program:
+        line = _line(self.shape, self.axis)
+        length = self.shape[line.dimension]
+        if self.k > length:
+            raise InputError(
+                "k", f"{self.k} of {length} elements along dimension {line.dimension}", f"use 1 to {length}"
+            )
+        function = ("arg" if self.result == "indices" else "") + ("max" if self.largest else "min")
+        axes = tuple("r" if name == line.axis else name for name in line.names)
+        text = f"Y[{','.join(axes)}] = {function}([{line.axis}], X[{line.full}], r)"
+        sizes = {name: size for name, size in line.sizes.items() if name in line.names}
+        words = "_smallest" * (not self.largest) + "_indices" * (self.result == "indices")
+        stem = f"topk_{by(self.shape)}_axis{line.dimension}_k{self.k}{words}"
+        return Program(text=text, sizes=sizes | {"r": self.k}, output="Y", axes=axes, stem=stem)
 
 
 class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):

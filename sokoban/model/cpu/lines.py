@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.instructions import value_instructions
@@ -16,14 +18,23 @@ from sokoban.schedule.patches import LineSchedule, lies_across
 PLACE_INSTRUCTIONS = 6.0
 
 
+def _insertions(kernel: LineKernel) -> float:
+    """Elements of a line that come into the list of the best so far, in no order: the first ``k``, and of those after
+    them element ``n`` by a chance of ``k / n``."""
+    return kernel.ranks * (1.0 + math.log(kernel.length / kernel.ranks))
+
+
 def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpec) -> Estimate:
     """The predicted time of a kernel of lines on a processor: the slower of its instructions and of sums that wait for
     themselves, and memory, which share a little of their time."""
     lanes = max(1, device.teu.lanes * 4 // DTYPE_BYTES[kernel.expr.accumulate]) if lies_across(kernel) else 1
     blocks, units = schedule.blocks(kernel), device.unit_count
     uneven = -(-blocks // units) * units / blocks
-    steps = kernel.lines * kernel.length / lanes
-    combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS
+    looks = kernel.ranks if lies_across(kernel) else 1
+    steps = kernel.lines * kernel.length * looks / lanes
+    combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS * (1 if looks == 1 else 2)
+    if kernel.rank_axis is not None and not lies_across(kernel):
+        combining += PLACE_INSTRUCTIONS * 2 * kernel.ranks * _insertions(kernel) / kernel.length
     work = value_instructions(kernel.body, None, FUNCTION_INSTRUCTIONS) + combining + len(kernel.reads)
     if kernel.is_scan:
         work += value_instructions(kernel.final.value, None, FUNCTION_INSTRUCTIONS) + 1.0

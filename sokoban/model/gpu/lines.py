@@ -2,9 +2,12 @@
 
 A piece of a line is loaded, accumulated and exchanged before the next one is asked for, so that a turn takes the
 latency of memory, of the sums of a thread one after the other, of ten shuffles and of a barrier. As many blocks as a
-unit holds wait at the same time. Nothing was chosen on kernels of lines: latencies and overlaps are those of
-:mod:`sokoban.model.gpu.stages`, a shuffle's that of shared memory (Z. Jia and others, "Dissecting the NVIDIA Volta GPU
-architecture via microbenchmarking", 2018, tables 3.1 and 4.1: 19 cycles and more, arithmetic 4).
+unit holds wait at the same time.
+
+Ranks are looked for one after the other: threads of a line compare by the shuffles of a place, and one of them looks
+through its share again, out of registers or out of the caches. Nothing was chosen on kernels of lines: latencies and
+overlaps are those of :mod:`sokoban.model.gpu.stages`, a shuffle's that of shared memory (Z. Jia and others, "Dissecting
+the NVIDIA Volta GPU architecture via microbenchmarking", 2018, tables 3.1 and 4.1: 19 cycles and more, arithmetic 4).
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
 from sokoban.model.gpu.patches import resident_blocks
 from sokoban.model.gpu.row_work import EXCHANGE_INSTRUCTIONS
 from sokoban.model.gpu.stages import BARRIER_CYCLES, DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
-from sokoban.schedule.patches import AHEAD, LineSchedule, adjacent_loads, is_stored_along, line_vector, turns
+from sokoban.schedule.patches import (
+    AHEAD,
+    LineSchedule,
+    adjacent_loads,
+    is_stored_along,
+    keeps_share,
+    line_vector,
+    turns,
+)
 
 #: Cycles of a shuffle, and of an operation whose result the next one needs.
 SHUFFLE_CYCLES, CHAINED_CYCLES = 22.0, 4.0
@@ -64,7 +75,9 @@ def estimate_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpe
     together = max(busy.values()) + UNHIDDEN * (sum(busy.values()) - busy["issue"] - max(busy.values()))
     together = max(together, max(busy.values()))
     memory = (device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
+    nearer = (l2.latency_seconds or memory) if not keeps_share(kernel, schedule) else 0.0
     waiting = count * (memory + work.chained_cycles / clock)
+    waiting += work.rank_rounds * (work.rank_cycles / clock + work.rank_reads * nearer)
     alone = waiting + together / running
     unfilled = UNHIDDEN_WAIT * min(waiting, together / running) / running
     units = rounds * (max(together, alone) + unfilled)
@@ -89,6 +102,9 @@ def estimate_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpe
 def line_registers(kernel: LineKernel, schedule: LineSchedule) -> int:
     """Registers of a thread: the values of a turn, what they are made of, and addresses."""
     values = AHEAD if schedule.threads == 1 else line_vector(kernel, schedule)
+    if kernel.rank_axis is not None and keeps_share(kernel, schedule):
+        values *= 1 if schedule.threads > 1 else -(-kernel.length // AHEAD)
+        values *= turns(kernel, schedule) if schedule.threads > 1 else 1
     wide = 2 if kernel.expr.accumulate == "float64" else 1
     return OVERHEAD_REGISTERS + values * wide * (1 + len(kernel.reads)) + 4 * wide
 
@@ -105,18 +121,33 @@ class _Work:
         again = 2.0 if kernel.is_scan and schedule.threads > 1 else 1.0
         final = value_instructions(kernel.final.value)
         self.arithmetic = elements * (value_instructions(kernel.body) + combining * again)
-        self.arithmetic += final * (elements if kernel.is_scan else 1.0)
+        self.arithmetic += final * (elements if kernel.is_scan else kernel.ranks)
         wide = adjacent_loads(kernel)
         accesses = sum(elements / (vector if load in wide else 1) for load in kernel.reads)
-        accesses += (elements / (vector if is_stored_along(kernel) else 1)) if kernel.is_scan else 1.0
+        accesses += (elements / (vector if is_stored_along(kernel) else 1)) if kernel.is_scan else kernel.ranks
         warps = max(1, schedule.threads // 32)
-        exchanges = 0 if schedule.threads == 1 else count if kernel.is_scan else 1
-        exchange = (WARP_SHUFFLES + 1) * (2.0 + combining) + (EXCHANGE_INSTRUCTIONS + 2.0 * warps) * (warps > 1)
+        exchanges = 0 if schedule.threads == 1 else count if kernel.is_scan else kernel.ranks
+        shared_by = min(WARP_SHUFFLES, schedule.threads.bit_length() - 1)
+        exchange = (shared_by + 1) * (2.0 + combining) + (EXCHANGE_INSTRUCTIONS + 2.0 * warps) * (warps > 1)
         self.issued = self.arithmetic + accesses + exchanges * exchange + count * STEP_INSTRUCTIONS + BODY_INSTRUCTIONS
         chain = each * CHAINED_CYCLES * combining * again
-        shuffles = (WARP_SHUFFLES + 1) * (SHUFFLE_CYCLES + CHAINED_CYCLES)
+        shuffles = (shared_by + 1) * (SHUFFLE_CYCLES + CHAINED_CYCLES)
         meeting = shuffles + (BARRIER_CYCLES + warps * CHAINED_CYCLES) * (warps > 1)
-        self.chained_cycles = chain + meeting * exchanges / count
+        self.chained_cycles = chain + (0.0 if kernel.rank_axis else meeting * exchanges / count)
+        self._look_again(kernel, schedule, elements, meeting, warps)
+
+    def _look_again(
+        self, kernel: LineKernel, schedule: LineSchedule, elements: float, meeting: float, warps: int
+    ) -> None:
+        """What ranks take: rounds, one after the other; of each the cycles and the reads that it waits for. A thread
+        with a line of its own looks through it in every round, of those that share one a single thread does."""
+        alone, keeps = schedule.threads == 1, keeps_share(kernel, schedule)
+        self.rank_rounds = 0 if kernel.rank_axis is None else kernel.ranks - 1 if alone else kernel.ranks
+        self.rank_reads = 0.0 if keeps else elements / AHEAD
+        looking = elements * 2.0 * PLACE_INSTRUCTIONS + (0.0 if keeps else elements * value_instructions(kernel.body))
+        self.rank_cycles = looking + (0.0 if alone else meeting)
+        self.arithmetic += self.rank_rounds * looking / warps
+        self.issued += self.rank_rounds * looking / warps
 
 
 def _turns(kernel: LineKernel, schedule: LineSchedule) -> int:
@@ -155,8 +186,15 @@ def _moved_bytes(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpec)
         counts = [schedule.threads, schedule.lines] if schedule.threads > 1 else [schedule.lines, AHEAD]
         sharing = max(min(count, transaction / stride) if stride else count
                       for stride, count in zip(near, counts, strict=True))  # fmt: skip
-        total += elements * max(min(element, transaction), transaction / max(1.0, sharing))
+        total += elements * _looks(kernel, schedule) * max(min(element, transaction), transaction / max(1.0, sharing))
     return total
+
+
+def _looks(kernel: LineKernel, schedule: LineSchedule) -> float:
+    """Times that an element is read: once, and for every rank what is looked through again and not in registers."""
+    if kernel.rank_axis is None or keeps_share(kernel, schedule):
+        return 1.0
+    return 1.0 + (kernel.ranks - 1) / schedule.threads
 
 
 def _passes(kernel: LineKernel, schedule: LineSchedule, lanes: int) -> float:
@@ -170,5 +208,5 @@ def _passes(kernel: LineKernel, schedule: LineSchedule, lanes: int) -> float:
         width = vector if tensor == kernel.output.name and is_stored_along(kernel) else width
         stride = _stride_bytes(kernel, tensor, indices, direction)
         lines = min(float(lanes), max(1.0, lanes * stride * width / _LINE_BYTES))
-        total += elements / width * max(1.0, LINE_WAVEFRONTS * lines)
+        total += elements * _looks(kernel, schedule) / width * max(1.0, LINE_WAVEFRONTS * lines)
     return total

@@ -31,6 +31,8 @@ OPERATORS: list[dict[str, Any]] = [
     {"op": "reduce", "function": "min", "shape": [4099], "axes": [0]},
     {"op": "reduce", "function": "argmax", "shape": [3, 1500, 2], "axes": [1], "dtype": "float16"},
     {"op": "scan", "function": "sum", "shape": [3, 40, 5], "axis": 1, "reverse": True},
+    {"op": "topk", "shape": [3, 40, 5], "axis": 1, "k": 6},
+    {"op": "topk", "shape": [7, 33], "k": 4, "largest": False, "result": "indices"},
     {"expr": "Y[j,i] = cumprod(j, 1 + X[i,j] / 9, exclusive) - i", "sizes": {"i": 3, "j": 40}},
     {
         "expr": "Y[i,j] = select(i < j and not (X[i,j] == 0), -log(X[i,j]) ** 2, rsqrt(Z[j,i]) + i - 3)",

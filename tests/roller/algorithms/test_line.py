@@ -42,11 +42,32 @@ CASES: dict[str, dict[str, Any]] = {
     "places": {"op": "reduce", "function": "argmax", "shape": [40, 1000], "axes": [1]},
     "places of columns": {"op": "reduce", "function": "argmin", "shape": [5, 300, 33], "axes": [1], "dtype": "float16"},
     "places in floats": {"expr": "Y[i] = argmax(j, X[i,j]) / 2 + B[i]", "sizes": {"i": 33, "j": 999}},
+    "values by rank": {"op": "topk", "shape": [40, 1000], "k": 8},
+    "short lines by rank": {"op": "topk", "shape": [70, 8], "k": 2, "result": "indices", "dtype": "float64"},
+    "columns by rank": {"op": "topk", "shape": [3, 200, 70], "k": 24, "axis": 1, "largest": False, "result": "indices"},
+    "a softmax of ranks": {
+        "expr": "V[i,r] = max(j, X[i,j] + B[j], r); S[i] = sum(r, exp(V[i,r])); Y[i,r] = exp(V[i,r]) / S[i]",
+        "sizes": {"i": 50, "j": 128, "r": 6},
+    },
+    "scattered rows": {"op": "scatter_add", "rows": 70, "columns": 96, "count": 1000},
+    "odd scattered doubles": {
+        "op": "scatter_add", "rows": 37, "columns": 7, "count": 30, "dtype": "float64", "epilogue": ["relu"],
+    },
+    "scattered heads": {
+        "expr": "Y[h,i,c] = sum(t, select(i == I[t], W[t] * X[t,h,c], 0)) + R[i,c]",
+        "sizes": {"i": 50, "t": 128, "h": 3, "c": 20}, "dtypes": {"I": "int32"},
+    },
     "a sequence": {"expr": "S[i] = sum(j, X[i,j]); Y[i,j] = cumsum(j, X[i,j] / S[i])", "sizes": {"i": 20, "j": 333}},
 }  # fmt: skip
 BOARD_CASES = CASES | {
     "integers": {"op": "scan", "function": "sum", "shape": [64, 96], "axis": 0, "dtype": "float32"},
     "bytes": {"expr": "Y[i] = argmin(j, X[i,j])", "sizes": {"i": 33, "j": 256}, "dtypes": {"X": "int8"}},
+    "bytes by rank": {
+        "expr": "Y[i,r] = argmin(j, X[i,j], r)",
+        "sizes": {"i": 33, "j": 256, "r": 5},
+        "dtypes": {"X": "int8"},
+    },
+    "scattered brain floats": {"op": "scatter_add", "rows": 32000, "columns": 100, "count": 4096, "dtype": "bfloat16"},
     "whole numbers": {"expr": "Y[i,j] = cumsum(i, X[i,j])", "sizes": {"i": 70, "j": 33}, "dtype": "int8"},
     "brain floats": {"op": "scan", "function": "prod", "shape": [12, 520], "dtype": "bfloat16", "epilogue": ["tanh"]},
 }

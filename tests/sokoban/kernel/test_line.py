@@ -35,6 +35,16 @@ def test_values_before_and_behind_belong_to_the_kernel() -> None:
     assert form("Y[i,j] = cumsum(j, X[i,j]) * 2").flops == 2 * 48
 
 
+def test_ranks_are_an_axis_of_results_alone() -> None:
+    kernel = form("Y[i,j] = max(k, X[i,k], j)").line_kernel
+    assert (kernel.axis, kernel.rank_axis, kernel.ranks, kernel.row_axes, kernel.lines) == ("k", "j", 8, ("i",), 6)
+    one = parse_program("Y[i,r] = argmax(k, X[i,k], r)", {"i": 6, "k": 20, "r": 1}, {})
+    assert statement_text(kernel_form(one).line_kernel.line) == "Y_acc[i] = argmax([k], X[i, k])"
+    many = parse_program("Y[i,r] = max(k, X[i,k], r)", {"i": 6, "k": 99, "r": 65}, {})
+    with pytest.raises(InputError, match="65 values by rank; kernels have at most 64; use a size of r up to 64"):
+        kernel_form(many)
+
+
 def test_several_lines_or_reductions_are_a_sequence() -> None:
     stages = form("S[i] = max(j, X[i,j]); C[i,j] = cumsum(j, X[i,j] - S[i]); Y[i] = argmax(j, C[i,j])").stages
     assert [stage.kind for stage in stages] == ["tile", "line", "line"]

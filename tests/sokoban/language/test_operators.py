@@ -313,8 +313,8 @@ def test_file_with_one_operator(tmp_path: Path) -> None:
 MATMUL = {"op": "matmul", "m": 3, "n": 5, "k": 7}
 CONV: Data = {"op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 11, "f": 4, "kh": 3, "kw": 5}
 KNOWN = (
-    "known: matmul, batch_matmul, conv2d, depthwise_conv2d, avg_pool2d, max_pool2d, reduce, scan, elementwise, "
-    "softmax, layer_norm, transpose, attention, attention_gradient"
+    "known: matmul, batch_matmul, conv2d, depthwise_conv2d, avg_pool2d, max_pool2d, reduce, scan, topk, "
+    "scatter_add, elementwise, softmax, layer_norm, transpose, attention, attention_gradient"
 )
 SAFE = "use 1 to 100 of A-Z a-z 0-9 . _ -, not starting with a dot"
 PAD_LESS = "pad less; a window wholly outside the input has no value"

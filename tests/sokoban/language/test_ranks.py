@@ -1,0 +1,106 @@
+"""Values and places by rank: the first few of a line in their order, and the operator that is named after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hal.support.errors import InputError
+from sokoban.language.canonical import canonical_value
+from sokoban.language.expression import TensorExpr, statement_text
+from sokoban.language.named.expressions import renamed
+from sokoban.language.operators import operator_from_data
+from sokoban.language.parser import parse_program
+from sokoban.language.reference import evaluate, random_inputs
+
+X = np.array([[1.0, 2.0, 2.0, 0.0], [3.0, -1.0, 3.0, 7.0]])
+
+
+def program(text: str, **dtypes: str) -> TensorExpr:
+    return parse_program(text, {"i": 2, "j": 4, "r": 3}, dtypes)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Y[i,r] = max(j, X[i,j], r)", [[2, 2, 1], [7, 3, 3]]),
+        ("Y[i,r] = argmax(j, X[i,j], r)", [[1, 2, 0], [3, 0, 2]]),
+        ("Y[i,r] = min([j], X[i,j], r)", [[0, 1, 2], [-1, 3, 3]]),
+        ("Y[r,i] = argmin([j], X[i,j], r)", [[3, 1], [0, 0], [1, 2]]),
+        ("Y[i,r] = max(j, -X[i,j], r) + r", [[0, 0, 0], [1, -2, -1]]),
+    ],
+)
+def test_values(text: str, expected: list[Any]) -> None:
+    assert evaluate(program(text), {"X": X}).tolist() == expected
+
+
+def test_nan_come_before_all_and_of_equals_the_first() -> None:
+    values = np.array([[np.inf, np.nan, 1.0, np.nan], [5.0, 5.0, -np.inf, 5.0]])
+    for function, places in (("argmax", [[1, 3, 0], [0, 1, 3]]), ("argmin", [[1, 3, 2], [2, 0, 1]])):
+        assert evaluate(program(f"Y[i,r] = {function}(j, X[i,j], r)"), {"X": values}).tolist() == places
+
+
+def test_places_are_integers_and_values_keep_their_type() -> None:
+    places = program("Y[i,r] = argmax(j, X[i,j], r)", X="float16")
+    values = program("Y[i,r] = max(j, X[i,j], r)", X="int8", Y="int32")
+    assert (places.output.dtype, values.output.dtype, values.accumulate) == ("int32", "int32", "int32")
+
+
+def test_ranks_stay_where_expressions_are_rewritten() -> None:
+    expr = program("Y[i,r] = max(j, X[i,j], r)")
+    assert statement_text(expr.statements[0]) == "Y[i, r] = max([j], X[i, j], r)"
+    assert statement_text(renamed(expr, {"r": "k"}).statements[0]) == "Y[i, k] = max([j], X[i, j], k)"
+    first = parse_program("Y[i] = max(j, X[i,j])", {"i": 2, "j": 4}, {})
+    assert canonical_value(expr) != canonical_value(first)
+
+
+def test_test_data_have_equal_values_and_none_that_are_nearly() -> None:
+    expr = parse_program("Y[i,r] = argmax(j, X[i,j], r)", {"i": 4, "j": 500, "r": 3}, {})
+    (values,) = random_inputs(expr, 0).values()
+    differences = np.diff(np.sort(values))
+    assert (differences == 0).sum() > 1000 and differences[differences > 0].min() == 1 / 64
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Y[i,r] = max(j, X[i,j], q)", "max has one value, and an axis of ranks behind it"),
+        ("Y[r,i] = max([j], X[i,j] * r, r)", "ranks values that are others for every r"),
+        ("Y[r] = max([i,j], X[i,j], r)", "ranks values along one axis, not along 2"),
+        ("Y[j,r] = argmax(i, X[i,j], r)", "3 ranks of 2 values along i; use a size of r up to 2"),
+        ("Y[i,r] = sum(j, X[i,j], r)", "sum reduces one value over axes"),
+    ],
+)
+def test_errors(text: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        program(text)
+
+
+def test_the_named_operator_writes_values_or_places() -> None:
+    data = {"op": "topk", "shape": [5, 40, 3], "axis": 1, "k": 8, "dtype": "bfloat16"}
+    values = operator_from_data(data)
+    assert (values.name, values.output.shape, values.output.dtype) == (
+        "topk_5x40x3_axis1_k8_bfloat16",
+        (5, 8, 3),
+        "bfloat16",
+    )
+    assert statement_text(values.statements[0]) == "Y[i0, r, i2] = max([i1], X[i0, i1, i2], r)"
+    places = operator_from_data({**data, "largest": False, "result": "indices"})
+    assert places.output.dtype == "int32"
+    assert statement_text(places.statements[0]) == "Y[i0, r, i2] = argmin([i1], X[i0, i1, i2], r)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"k": 9}, "k: 9 of 8 elements along dimension 1; use 1 to 8"),
+        ({"k": 0}, "k: expected int >= 1"),
+        ({"axis": 2}, "axis: dimension 2 of a tensor with 2"),
+        ({"result": "both"}, "result: unknown result 'both'; use one of values, indices"),
+    ],
+)
+def test_errors_of_the_named_operator(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        operator_from_data({"op": "topk", "shape": [4, 8], "k": 2} | changes)
