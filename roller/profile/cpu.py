@@ -203,8 +203,8 @@ class CpuBench:
         return max(self.limit, kernel.tolerance or 0.0)
 
     def _checked(self, kernel: KernelRecord) -> _Contender | Measurement:
-        """A kernel that is right on an output that was full of NaN, or why it cannot be timed."""
-        self.out.fill(np.nan)
+        """A kernel that is right on an output that was full of NaN, of integers the least, or why it cannot be timed."""
+        self.out.fill(np.nan if self.out.dtype.kind == "f" else np.iinfo(self.out.dtype).min)
         try:
             operator = CpuOperator(self.bundle, kernel)
             calls = [operator.bound(*arrays, out=self.out) for arrays in self.sets]

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from codegen.bundle.reader import read_bundle
 from codegen.generators import linker
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
+from roller.cli import main
 from roller.profile.child import serve
 from roller.profile.cpu import (
     FEWEST_ROUNDS,
@@ -106,6 +108,18 @@ def test_tensors_may_have_another_shape_for_callers(tmp_path: Path) -> None:
     folder = write_cpu_bundle(tmp_path / "op", form, [kernel], device="cpu", architecture=host_architecture())
     assert read_bundle(folder).inputs[1].shape == (5, 1, 3, 3)
     assert measured(folder)[1].struck_out == ""
+
+
+@pytest.mark.slow
+def test_kernels_of_integers_are_timed(tmp_path: Path) -> None:
+    file = tmp_path / "places.json"
+    file.write_text('{"op": "topk", "shape": [8, 32], "k": 2, "result": "indices"}')
+    options = ["--device", "cpu", "--top-k", "1", "--verify", "0", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, ["compile", str(file), *options])
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "out").glob("*/manifest.json")
+    (one,) = measured(folder.parent).values()
+    assert (one.struck_out, one.relative_error) == ("", 0.0)
 
 
 @pytest.mark.parametrize(
