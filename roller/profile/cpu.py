@@ -203,7 +203,7 @@ class CpuBench:
         return max(self.limit, kernel.tolerance or 0.0)
 
     def _checked(self, kernel: KernelRecord) -> _Contender | Measurement:
-        """A kernel that is right on an output that was full of NaN, of integers the least, or why it cannot be timed."""
+        """A kernel that is right on an output full of NaN, or of the least integer, or why it cannot be timed."""
         self.out.fill(np.nan if self.out.dtype.kind == "f" else np.iinfo(self.out.dtype).min)
         try:
             operator = CpuOperator(self.bundle, kernel)
