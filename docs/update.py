@@ -284,7 +284,7 @@ def _manifest() -> str:
 #: Files of RATIONAL that hold constants, below ``sokoban``: where lanes are threads, and where they are elements.
 _GPU_MODEL = (
     "model/gpu/breakdown", "model/gpu/stages", "model/gpu/issue", "model/gpu/work", "model/gpu/row_work",
-    "schedule/rows", "schedule/windows", "model/gpu/patches", "model/gpu/loops", "model/gpu/operands",
+    "schedule/rows", "schedule/windows", "model/gpu/kinds/patches", "model/gpu/loops", "model/gpu/operands",
     "model/gpu/fetch", "model/gpu/occupancy", "model/gpu/transactions", "search/bands", "schedule/accesses",
 )  # fmt: skip
 _CPU_MODEL = ("model/cpu/stages", "model/cpu/traffic", "model/cpu/work", "model/cpu/rows", "schedule/cpu_tiles")

@@ -41,7 +41,7 @@ from sokoban.language.expression import Tensor
 from sokoban.language.named.expressions import program_as
 from sokoban.language.names import unused_name
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
+from sokoban.model.gpu.kinds.attention import estimate_attention, estimate_slice_sum
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
     AttentionSchedule,

@@ -33,7 +33,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention_gradient import estimate_gradient
+from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient
 from sokoban.schedule.attention import LANES
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.cutting import cut

@@ -20,8 +20,8 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.model.cpu.lines import estimate_cpu_lines
 from sokoban.model.cpu.scatters import estimate_cpu_scatter
-from sokoban.model.gpu.lines import estimate_lines
-from sokoban.model.gpu.scatters import estimate_scatter
+from sokoban.model.gpu.kinds.lines import estimate_lines
+from sokoban.model.gpu.kinds.scatters import estimate_scatter
 from sokoban.schedule.cutting import cut, resize
 from sokoban.schedule.patches import AHEAD, PLACES_AHEAD, LineSchedule, line_vector, scatter_vector
 

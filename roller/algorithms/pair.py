@@ -32,7 +32,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.pair import estimate_pair
+from sokoban.model.gpu.kinds.pair import estimate_pair
 from sokoban.schedule.cutting import cut, resize
 from sokoban.schedule.pair import PairSchedule
 

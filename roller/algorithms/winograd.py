@@ -46,7 +46,7 @@ from sokoban.language.expression import (
     rewrite,
 )
 from sokoban.language.names import fresh_name
-from sokoban.model.gpu.patches import estimate_patches
+from sokoban.model.gpu.kinds.patches import estimate_patches
 from sokoban.schedule.cutting import cut, cut_sizes, resize
 from sokoban.schedule.patches import PatchSchedule
 

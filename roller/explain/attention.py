@@ -11,7 +11,7 @@ from sokoban.kernel.attention import AttentionKernel, SliceSum, attention_flops
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pages import rows_in_a_page
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import lookups, matrix_rates, registers_per_thread, walks
+from sokoban.model.gpu.kinds.attention import lookups, matrix_rates, registers_per_thread, walks
 from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, padded
 from sokoban.schedule.warp_groups import GROUP_ROWS
 

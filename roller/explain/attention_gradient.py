@@ -11,8 +11,8 @@ from sokoban.kernel.attention import seen_pairs
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, gradient_flops
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import matrix_rates
-from sokoban.model.gpu.attention_gradient import gradient_registers, gradient_walks
+from sokoban.model.gpu.kinds.attention import matrix_rates
+from sokoban.model.gpu.kinds.attention_gradient import gradient_registers, gradient_walks
 from sokoban.schedule.attention import GROUP_WARPS, LANES
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.warp_groups import GROUP_ROWS

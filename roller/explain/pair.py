@@ -10,7 +10,7 @@ from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pair import ProductPair
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.pair import element_instructions, pair_registers, pair_walk
+from sokoban.model.gpu.kinds.pair import element_instructions, pair_registers, pair_walk
 from sokoban.schedule.attention import LANES, padded
 from sokoban.schedule.pair import PairSchedule
 

@@ -17,9 +17,9 @@ from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import estimate_attention
-from sokoban.model.gpu.attention_gradient import estimate_gradient
-from sokoban.model.gpu.pair import estimate_pair
+from sokoban.model.gpu.kinds.attention import estimate_attention
+from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient
+from sokoban.model.gpu.kinds.pair import estimate_pair
 from sokoban.model.rational import estimate_compiled, faster_blocks
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule

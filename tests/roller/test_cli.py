@@ -59,8 +59,8 @@ def write(name: str, data: Any) -> str:
         (
             {"op": "matmull", "m": 8, "n": 8, "k": 8},
             "op.json.op: unknown operator 'matmull'; did you mean 'matmul'? known: matmul, batch_matmul, conv2d, "
-            "depthwise_conv2d, avg_pool2d, max_pool2d, reduce, scan, elementwise, softmax, layer_norm, transpose, "
-            "attention, attention_gradient",
+            "depthwise_conv2d, avg_pool2d, max_pool2d, reduce, scan, topk, scatter_add, elementwise, softmax, "
+            "layer_norm, transpose, attention, attention_gradient",
         ),
         (
             {"expr": "C[i] = sum(k, A[i*k])", "sizes": {"i": 4, "k": 4}},

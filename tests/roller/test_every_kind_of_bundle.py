@@ -59,6 +59,9 @@ OPERATORS: tuple[dict[str, Any], ...] = (
     {"op": "reduce", "function": "mean", "shape": [37, 130], "axes": [1]},
     {"op": "reduce", "function": "argmax", "shape": [37, 130], "axes": [1]},
     {"op": "scan", "function": "sum", "shape": [37, 130]},
+    {"op": "topk", "shape": [37, 130], "k": 3, "result": "values"},
+    {"op": "topk", "shape": [37, 130], "k": 3, "result": "indices"},
+    {"op": "scatter_add", "rows": 40, "columns": 36, "count": 70},
     {"op": "elementwise", "function": "add", "shapes": [[37, 40], [40]]},
     {"op": "softmax", "shape": [5, 130]},
     {"op": "softmax", "shape": [2, 40000], "algorithms": ("split-rows",)},
@@ -67,6 +70,8 @@ OPERATORS: tuple[dict[str, Any], ...] = (
     {"op": "attention", "b": 1, "heads": 2, "queries": 70, "head_dim": 32, "causal": True, "dtype": "float16"},
     {"op": "attention", "b": 1, "heads": 2, "kv_heads": 1, "queries": 40, "head_dim": 32},
     {"op": "attention", "b": 1, "heads": 4, "queries": 1, "keys": 2048, "head_dim": 64, "dtype": "float16"},
+    {"op": "attention", "b": 2, "heads": 4, "kv_heads": 2, "queries": 1, "keys": 600, "head_dim": 64, "page": 16,
+     "pool": 90, "dtype": "float16"},
     *(
         {"op": "attention_gradient", "of": of, "b": 1, "heads": 2, "queries": 70, "head_dim": 32, "dtype": dtype}
         for of in ("queries", "keys") for dtype in ("float32", "float16")

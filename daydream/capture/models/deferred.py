@@ -18,7 +18,7 @@ def deferred(module: str, function: str) -> Iterator[None]:
 
     >>> with deferred("colorsys", "rgb_to_hsv"):
     ...     from colorsys import rgb_to_hsv
-    >>> rgb_to_hsv(0.0, 0.0, 0.5)
+    >>> rgb_to_hsv(0.5, 0.5, 0.5)
     (0.0, 0.0, 0.5)
     """
     if module in sys.modules:

@@ -21,7 +21,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
-from sokoban.model.gpu.pair import element_instructions
+from sokoban.model.gpu.kinds.pair import element_instructions
 from sokoban.schedule.pair import PairSchedule
 
 A100, H100, V100, EPYC = (load_device(name) for name in ("a100", "h100", "v100", "epyc-7763"))

@@ -10,7 +10,7 @@ from hal.catalog import load_device
 from sokoban.kernel.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchTransform
 from sokoban.language.expression import AffineIndex, Axis, Load, Tensor
 from sokoban.model.gpu.breakdown import STAGES
-from sokoban.model.gpu.patches import estimate_patches
+from sokoban.model.gpu.kinds.patches import estimate_patches
 from sokoban.schedule.patches import PatchSchedule
 
 V100 = load_device("v100")

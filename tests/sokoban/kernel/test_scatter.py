@@ -14,7 +14,7 @@ from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
-from sokoban.model.gpu.scatters import estimate_scatter
+from sokoban.model.gpu.kinds.scatters import estimate_scatter
 from sokoban.schedule.patches import LineSchedule, column_blocks, scatter_vector
 
 SIZES = {"i": 40, "t": 300, "c": 96}

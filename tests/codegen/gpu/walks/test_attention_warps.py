@@ -12,7 +12,7 @@ from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.walks.staged_walk import StagedWalk
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
-from sokoban.model.gpu.attention import registers_per_thread
+from sokoban.model.gpu.kinds.attention import registers_per_thread
 from sokoban.schedule.attention import AttentionSchedule, shared_bytes
 from tests.codegen.attention_kernels import by_matrices, checked, kernel_of
 

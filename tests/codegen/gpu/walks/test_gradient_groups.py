@@ -14,7 +14,7 @@ from codegen.gpu.walks import gradient_groups
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
-from sokoban.model.gpu.attention_gradient import gradient_registers
+from sokoban.model.gpu.kinds.attention_gradient import gradient_registers
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.warp_groups import MOVED_REGISTERS
 from tests.codegen.gradient_kernels import checked, kernel_of

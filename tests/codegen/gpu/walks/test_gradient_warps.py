@@ -11,7 +11,7 @@ from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
-from sokoban.model.gpu.attention_gradient import gradient_registers
+from sokoban.model.gpu.kinds.attention_gradient import gradient_registers
 from sokoban.schedule.attention_gradient import GradientSchedule
 from tests.codegen.gradient_kernels import by_matrices, checked, kernel_of
 

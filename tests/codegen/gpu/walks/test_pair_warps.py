@@ -11,7 +11,7 @@ from codegen.gpu.walks.staged_walk import StagedWalk
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.pair import product_pair
-from sokoban.model.gpu.pair import pair_registers
+from sokoban.model.gpu.kinds.pair import pair_registers
 from sokoban.schedule.pair import PairSchedule, pair_shared_bytes
 from tests.codegen.pair_kernels import ASIDE, BATCHED, PLAIN, by_matrices, checked, form_of
 

@@ -25,8 +25,8 @@ from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.breakdown import DRAM_OVERLAP, STAGES, UNHIDDEN, UNHIDDEN_WAIT, soft_maximum
 from sokoban.model.gpu.fetch import LINE_WAVEFRONTS
 from sokoban.model.gpu.issue import BODY_INSTRUCTIONS, STEP_INSTRUCTIONS
+from sokoban.model.gpu.kinds.patches import resident_blocks
 from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
-from sokoban.model.gpu.patches import resident_blocks
 from sokoban.model.gpu.row_work import EXCHANGE_INSTRUCTIONS
 from sokoban.model.gpu.stages import BARRIER_CYCLES, DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
 from sokoban.schedule.patches import (

@@ -1,4 +1,4 @@
-"""RATIONAL for two products in a row: the steps of :mod:`sokoban.model.gpu.attention` without a softmax.
+"""RATIONAL for two products in a row: the steps of :mod:`sokoban.model.gpu.kinds.attention` without a softmax.
 
 Fragments, bytes and what is done with every element are counted. How much of the shorter of products and element-wise
 arithmetic other warps fill, and how long a step and a block wait, are the constants of attention's loop, which this one
@@ -18,7 +18,8 @@ from sokoban.kernel.instructions import (
 from sokoban.kernel.pair import ProductPair
 from sokoban.language.expression import Load
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import (
+from sokoban.model.gpu.issue import ASYNCHRONOUS_STEP_INSTRUCTIONS, MMA_COPY_INSTRUCTIONS, STEP_INSTRUCTIONS
+from sokoban.model.gpu.kinds.attention import (
     BlockWork,
     Resources,
     Walks,
@@ -26,7 +27,6 @@ from sokoban.model.gpu.attention import (
     fragment_bytes,
     loads_per_product,
 )
-from sokoban.model.gpu.issue import ASYNCHRONOUS_STEP_INSTRUCTIONS, MMA_COPY_INSTRUCTIONS, STEP_INSTRUCTIONS
 from sokoban.schedule.attention import FRAGMENT_ROWS, padded
 from sokoban.schedule.pair import PairSchedule, pair_shared_bytes
 

@@ -1,4 +1,4 @@
-"""RATIONAL for gradients of attention: the steps of :mod:`sokoban.model.gpu.attention` with more products in each.
+"""RATIONAL for gradients of attention: steps of :mod:`sokoban.model.gpu.kinds.attention`, more products in each.
 
 A step computes logits and their gradients, and adds their products with rows that were walked to what the block makes;
 everything else, the constants too, is that of the forward pass. No constant was chosen on a gradient.
@@ -13,7 +13,7 @@ from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.attention import (
+from sokoban.model.gpu.kinds.attention import (
     GROUP_OTHER_REGISTERS,
     LOGIT_INSTRUCTIONS,
     OTHER_REGISTERS,

@@ -19,8 +19,8 @@ from sokoban.language.expression import loads
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.breakdown import DRAM_OVERLAP, STAGES, soft_maximum
 from sokoban.model.gpu.issue import BODY_INSTRUCTIONS, STEP_INSTRUCTIONS
+from sokoban.model.gpu.kinds.patches import resident_blocks
 from sokoban.model.gpu.occupancy import OVERHEAD_REGISTERS
-from sokoban.model.gpu.patches import resident_blocks
 from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
 from sokoban.schedule.patches import PLACES_AHEAD, LineSchedule, column_blocks, scatter_vector
 

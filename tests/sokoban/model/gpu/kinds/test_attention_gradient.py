@@ -7,8 +7,8 @@ import math
 import pytest
 
 from hal.catalog import load_device
-from sokoban.model.gpu.attention import estimate_attention
-from sokoban.model.gpu.attention_gradient import estimate_gradient, gradient_walks
+from sokoban.model.gpu.kinds.attention import estimate_attention
+from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient, gradient_walks
 from tests.codegen import attention_kernels
 from tests.codegen.gradient_kernels import by_matrices, by_multiply_adds, kernel_of
 

@@ -11,7 +11,7 @@ from hal.catalog import load_device
 from sokoban.kernel.attention import SliceSum, attention_flops, seen_pairs
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import Tensor
-from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum, lookups, walks
+from sokoban.model.gpu.kinds.attention import estimate_attention, estimate_slice_sum, lookups, walks
 from sokoban.schedule.attention import SliceSumSchedule
 from tests.codegen.attention_kernels import by_matrices, by_multiply_adds, kernel_of
 
