@@ -63,8 +63,16 @@ def test_seeded(new_seed):
 @pytest.mark.slow
 def test_a_failure_of_new_draws_says_how_to_repeat_it(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(WRONG)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.property_tests", "-p", "no:cacheprovider"]
-    command += ["-m", DRAWS, "--hypothesis-profile=new", "--hypothesis-seed=7", str(tmp_path / "test_some.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "--assert=rewrite", "-p", "tests.support.property_tests"]
+    command += [
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        DRAWS,
+        "--hypothesis-profile=new",
+        "--hypothesis-seed=7",
+        str(tmp_path / "test_some.py"),
+    ]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     lines = [line for line in output.splitlines() if line.startswith(REPEAT)]
     assert [line.rpartition("::")[2] for line in lines] == ["test_wrong", "test_seeded"]

@@ -62,7 +62,7 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sources, "cuda_source", with_fault)
     record = examined_data(TRIANGLE, random.Random(1))
     wrong = next(run for run in record["runs"] if run["outcome"] == "wrong")
-    small = shrunk_operator(TRIANGLE, wrong, 20.0)
+    small = shrunk_operator(TRIANGLE, wrong, 8.0)
     assert len(small["expr"]) < len(str(TRIANGLE["expr"]))
     assert operator_from_data(small).name == "triangle"
 
