@@ -8,14 +8,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import position, vectors
-from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat, reads_inside
-from codegen.cpu.functions import VectorValue
-from codegen.cpu.walks import Point
+from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks
+from codegen.cpu.walks import LineValues, Point
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.statements import named
 from codegen.tir.values import Expr
 from sokoban.kernel.line import LineKernel
-from sokoban.language.expression import Load, Value
 from sokoban.schedule.patches import LineSchedule
 
 
@@ -32,14 +30,14 @@ def lower(request: LoweringRequest[LineKernel, LineSchedule]) -> LoweredCpu:
     )
 
 
-class _Scatter:
+class _Scatter(LineValues):
     """One kernel: blocks of rows, each of which looks through all places."""
 
     def __init__(self, request: LoweringRequest[LineKernel, LineSchedule]) -> None:
-        self.kernel, self.rows = request.problem, request.schedule.lines
+        super().__init__(request.problem)
         scatter = self.kernel.scatter
         assert scatter is not None
-        self.scatter, self.sizes, self.tensors = scatter, self.kernel.sizes, self.kernel.expr.tensor_by_name
+        self.scatter, self.rows = scatter, request.schedule.lines
         self.dtype, self.lanes = self.kernel.expr.accumulate, lanes_of(request)
         self.scratch = self.rows * self.kernel.columns
 
@@ -85,35 +83,19 @@ class _Scatter:
         return {**point, last: point[last] + lane}
 
     def _add(self, point: Point, width: int, row: Expr) -> None:
-        value = self._value(self.scatter.value, width, self.dtype)
+        value = self.value_of(self.scatter.value, width, self.dtype)
         with T.vectorized(width) as lane:
             at = self._at(point, lane)
             number = self._sum_at(at, row)
-            total = self.buffers.scratch[number] + value.at(at, self._reader(at, self.dtype), lane)
+            total = self.buffers.scratch[number] + value.at(at, self.reader(at, self.dtype), lane)
             T.buffer_store(self.buffers.scratch, total, [number])
 
     def _store(self, point: Point, width: int, row: Expr) -> None:
         dtype = self.kernel.expr.final_dtype
-        final = self._value(self.kernel.final.value, width, dtype)
+        final = self.value_of(self.kernel.final.value, width, dtype)
         with T.vectorized(width) as lane:
             at = self._at(point, lane)
             result = self.buffers.scratch[self._sum_at(at, row)]
-            value = final.at(at, self._reader(at, dtype, result), lane)
+            value = final.at(at, self.reader(at, dtype, result), lane)
             place = position([at[axis] for axis in self.kernel.final.axes], self.kernel.output.shape)
             T.buffer_store(self.buffers.output, value.astype(self.kernel.output.dtype), [place])
-
-    def _value(self, value: Value, width: int, dtype: str) -> VectorValue:
-        def is_inside(load: Load) -> bool:
-            is_result = load.tensor == self.kernel.line.tensor
-            return is_result or reads_inside(load, self.tensors[load.tensor], self.sizes)
-
-        return VectorValue(value, dtype, width, is_inside)
-
-    def _reader(self, point: Point, dtype: str, result: Expr | None = None) -> Callable[[Load], Expr]:
-        def read(load: Load) -> Expr:
-            if load.tensor == self.kernel.line.tensor:
-                assert result is not None
-                return result.astype(dtype)
-            return read_flat(load, self.tensors, self.buffers.sources, point, self.sizes, dtype)
-
-        return read

@@ -33,12 +33,45 @@ def lower(request: LoweringRequest[LineKernel, LineSchedule]) -> LoweredCpu:
     return lowered_blocks(request, blocks=walks.blocks, scratch_elements=0, body=walks.block)
 
 
-class _Walks:
+class LineValues:
+    """Values of a kernel of lines at a point.
+
+    Attributes:
+        buffers: what the kernel reads and writes, once it is being written.
+    """
+
+    buffers: CpuBuffers
+
+    def __init__(self, kernel: LineKernel) -> None:
+        self.kernel, self.sizes, self.tensors = kernel, kernel.sizes, kernel.expr.tensor_by_name
+
+    def value_of(self, value: Value, width: int, dtype: str) -> VectorValue:
+        """A value in every lane of a vector."""
+
+        def is_inside(load: Load) -> bool:
+            is_result = load.tensor == self.kernel.line.tensor
+            return is_result or reads_inside(load, self.tensors[load.tensor], self.sizes)
+
+        return VectorValue(value, dtype, width, is_inside)
+
+    def reader(self, point: Point, dtype: str, result: Expr | None = None) -> Callable[[Load], Expr]:
+        """The function that reads a load at a point, where ``result`` is that of the line."""
+
+        def read(load: Load) -> Expr:
+            if load.tensor == self.kernel.line.tensor:
+                assert result is not None
+                return result.astype(dtype)
+            return read_flat(load, self.tensors, self.buffers.sources, point, self.sizes, dtype)
+
+        return read
+
+
+class _Walks(LineValues):
     """One kernel: blocks of lines, or of vectors of neighbouring lines."""
 
     def __init__(self, request: LoweringRequest[LineKernel, LineSchedule]) -> None:
         kernel, schedule = request.problem, request.schedule
-        self.kernel, self.sizes, self.tensors = kernel, kernel.sizes, kernel.expr.tensor_by_name
+        super().__init__(kernel)
         self.dtype, self.carried = kernel.expr.accumulate, Carried(kernel)
         last = self.sizes[kernel.row_axes[-1]] if lies_across(kernel) else 1
         self.lanes = min(lanes_of(request), last)
@@ -97,13 +130,13 @@ class _Walks:
             assert places is not None
             self._by_rank(row, width, carried, places)
             return
-        body = self._value(kernel.body, width, self.dtype)
-        final = self._value(kernel.final.value, width, kernel.expr.final_dtype)
+        body = self.value_of(kernel.body, width, self.dtype)
+        final = self.value_of(kernel.final.value, width, kernel.expr.final_dtype)
         with named(T.serial, kernel.length, "place") as place:
             index = kernel.length - 1 - place if kernel.is_reversed else place
             with T.vectorized(width) as lane:
                 point = self._lane({**row, kernel.axis: index}, lane)
-                value = body.at(point, self._reader(point, self.dtype), lane)
+                value = body.at(point, self.reader(point, self.dtype), lane)
                 if places is not None:
                     self._take(carried, places, value, place, lane)
                 elif kernel.is_exclusive:
@@ -120,7 +153,7 @@ class _Walks:
         """The values or places of neighbouring lines by rank: for each the best of what comes behind the one before."""
         kernel = self.kernel
         before, place_before = local_buffer("before", width, self.dtype), local_buffer("place_before", width, "int32")
-        body = self._value(kernel.body, width, self.dtype)
+        body = self.value_of(kernel.body, width, self.dtype)
         with named(T.serial, kernel.ranks, "rank") as rank:
             with T.vectorized(width) as lane:
                 T.buffer_store(before, best[lane], [lane])
@@ -130,7 +163,7 @@ class _Walks:
                 T.buffer_store(places, tirx.const(NOWHERE, "int32"), [lane])
             with named(T.serial, kernel.length, "place") as place, T.vectorized(width) as lane:
                 point = self._lane({**row, kernel.axis: place}, lane)
-                value = body.at(point, self._reader(point, self.dtype), lane)
+                value = body.at(point, self.reader(point, self.dtype), lane)
                 is_behind = self.carried.is_better(before[lane], place_before[lane], value, place)
                 self._take(best, places, value, place, lane, tirx.any(tirx.EQ(rank, 0), is_behind))
             self._store_rank(row, rank, width, lambda lane: (best[lane], places[lane]))
@@ -140,13 +173,13 @@ class _Walks:
         kernel, ranks = self.kernel, self.kernel.ranks
         values, places = local_buffer("values", ranks, self.dtype), local_buffer("places", ranks, "int32")
         value = local_buffer("value", 1, self.dtype)
-        body = self._value(kernel.body, 1, self.dtype)
+        body = self.value_of(kernel.body, 1, self.dtype)
         with named(T.serial, ranks, "rank") as rank:
             T.buffer_store(values, self.carried.first, [rank])
             T.buffer_store(places, tirx.const(NOWHERE, "int32"), [rank])
         with named(T.serial, kernel.length, "place") as place:
             point = {**row, kernel.axis: place}
-            T.buffer_store(value, body.at(point, self._reader(point, self.dtype), tirx.const(0, "int32")), [0])
+            T.buffer_store(value, body.at(point, self.reader(point, self.dtype), tirx.const(0, "int32")), [0])
 
             def is_better_than(rank: Expr) -> Expr:
                 return self.carried.is_better(value[0], place, values[rank], places[rank])
@@ -170,7 +203,7 @@ class _Walks:
         """A value or place of ``width`` neighbouring lines."""
         kernel = self.kernel
         assert kernel.rank_axis is not None
-        final = self._value(kernel.final.value, width, kernel.expr.final_dtype)
+        final = self.value_of(kernel.final.value, width, kernel.expr.final_dtype)
         is_place = isinstance(kernel.walk, Reduction) and kernel.walk.is_place
         with T.vectorized(width) as lane:
             self._store(final, self._lane({**row, kernel.rank_axis: rank}, lane), result(lane)[is_place], lane)
@@ -195,22 +228,6 @@ class _Walks:
         kernel = self.kernel
         value = result
         if not isinstance(kernel.final.value, Load):
-            value = final.at(point, self._reader(point, final.dtype, result), lane)
+            value = final.at(point, self.reader(point, final.dtype, result), lane)
         place = position([point[axis] for axis in kernel.final.axes], kernel.output.shape)
         T.buffer_store(self.buffers.output, value.astype(kernel.output.dtype), [place])
-
-    def _value(self, value: Value, width: int, dtype: str) -> VectorValue:
-        def is_inside(load: Load) -> bool:
-            is_result = load.tensor == self.kernel.line.tensor
-            return is_result or reads_inside(load, self.tensors[load.tensor], self.sizes)
-
-        return VectorValue(value, dtype, width, is_inside)
-
-    def _reader(self, point: Point, dtype: str, result: Expr | None = None) -> Callable[[Load], Expr]:
-        def read(load: Load) -> Expr:
-            if load.tensor == self.kernel.line.tensor:
-                assert result is not None
-                return result.astype(dtype)
-            return read_flat(load, self.tensors, self.buffers.sources, point, self.sizes, dtype)
-
-        return read
