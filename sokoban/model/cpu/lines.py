@@ -28,8 +28,6 @@ def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: Devic
     """The predicted time of a kernel of lines on a processor: the slower of its instructions and of sums that wait for
     themselves, and memory, which share a little of their time."""
     lanes = max(1, device.teu.lanes * 4 // DTYPE_BYTES[kernel.expr.accumulate]) if lies_across(kernel) else 1
-    blocks, units = schedule.blocks(kernel), device.unit_count
-    uneven = -(-blocks // units) * units / blocks
     looks = kernel.ranks if lies_across(kernel) else 1
     steps = kernel.lines * kernel.length * looks / lanes
     combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS * (1 if looks == 1 else 2)
@@ -38,9 +36,19 @@ def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: Devic
     work = value_instructions(kernel.body, None, FUNCTION_INSTRUCTIONS) + combining + len(kernel.reads)
     if kernel.is_scan:
         work += value_instructions(kernel.final.value, None, FUNCTION_INSTRUCTIONS) + 1.0
-    cycles = device.clocks.boost_hz * units
+    cycles = device.clocks.boost_hz * device.unit_count
     issue = steps * (work + TURN_INSTRUCTIONS) / ((device.teu.issue_per_cycle or device.teu.group_size) * cycles)
     chain = steps * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
+    return memory_bound_estimate(kernel, schedule, device, issue=issue, chain=chain, vectors=lanes)
+
+
+def memory_bound_estimate(
+    kernel: LineKernel, schedule: LineSchedule, device: DeviceSpec, *, issue: float, chain: float = 0.0, vectors: int
+) -> Estimate:
+    """The time of a kernel of lines whose instructions take ``issue`` seconds of all cores, and whose sums wait for
+    themselves ``chain`` seconds; ``vectors`` lanes of each value are in registers."""
+    blocks, units = schedule.blocks(kernel), device.unit_count
+    uneven = -(-blocks // units) * units / blocks
     moved = kernel.output.size_bytes + sum(read_bytes(kernel.expr, tensor) for tensor in kernel.inputs)
     dram = moved / device.dram.bandwidth_bytes_per_second
     core = max(issue, chain)
@@ -53,7 +61,7 @@ def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: Devic
         seconds=seconds + starting + device.launch_overhead_seconds,
         bound=max(stages, key=lambda stage: stages[stage]),
         stage_seconds=stages,
-        registers=lanes * (2 + len(kernel.reads)),
+        registers=vectors * (2 + len(kernel.reads)),
         shared_bytes=0,
         blocks_per_unit=1,
         wave_count=-(-blocks // units),
