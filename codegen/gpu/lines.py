@@ -46,8 +46,20 @@ def lower(request: LineRequest) -> Lowered:
     return (_Scan if request.problem.is_scan else _Place)(request).run()
 
 
-class Lines(ABC):
-    """One kernel of lines, its statements in the order in which they are written."""
+class Lines:
+    """One kernel of lines, its statements in the order in which they are written.
+
+    Attributes:
+        sources: input tensors, by name, once the kernel is being written.
+        output: the result.
+        lane: number of a thread among those of a line.
+        row: the line of a thread, by axis.
+    """
+
+    sources: dict[str, Any]
+    output: Any
+    lane: Expr
+    row: dict[str, Expr]
 
     def __init__(self, request: LineRequest) -> None:
         self.kernel, self.schedule, self.entry = request.problem, request.schedule, request.entry
@@ -62,64 +74,11 @@ class Lines(ABC):
         self.carried = Carried(kernel)
         self.element_bytes = 8 if self.dtype == "float64" else 4
 
-    def run(self) -> Lowered:
-        """The module and its launch."""
-        block = (self.lines, 1, 1) if self.threads == 1 else (self.threads, self.lines, 1)
-        return Lowered(
-            module=written(self.entry, self._function), entry=self.entry,
-            grid=(self.schedule.blocks(self.kernel), 1, 1), block=block, shared_bytes=self.shared_bytes,
-            dynamic_shared_bytes=0, has_barriers=True,
-        )  # fmt: skip
-
-    @property
-    @abstractmethod
-    def shared_bytes(self) -> int:
-        """Shared memory of a block."""
-
     def name(self, wanted: str) -> str:
         """A name that the kernel has not got."""
         name = fresh_name(wanted, self.names)
         self.names.add(name)
         return name
-
-    def _function(self) -> None:
-        expr = self.kernel.expr
-        self.sources = {tensor.name: parameter(tensor, (math.prod(tensor.shape),)) for tensor in expr.inputs}
-        self.output = parameter(expr.output, (math.prod(expr.output.shape),))
-        across, along = (self.lines, 1) if self.threads == 1 else (self.threads, self.lines)
-        with (
-            T.launch_thread("blockIdx.x", self.schedule.blocks(self.kernel)) as block,
-            T.launch_thread("threadIdx.x", across) as x,
-            T.launch_thread("threadIdx.y", along) as y,
-            T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
-        ):
-            self.lane, self.line = (y, x) if self.threads == 1 else (x, y)
-            self._block(block * self.lines + self.line)
-
-    def _block(self, number: Expr) -> None:
-        """All turns of a thread on line ``number``. A line beyond the last is that one: all threads come to every
-        barrier, and it is not stored again."""
-        self.exists: list[Expr] = []
-        if self.kernel.lines % self.lines:
-            self.exists = [number < self.kernel.lines]
-            number = tirx.min(number, self.kernel.lines - 1)
-        self.row: dict[str, Expr] = {}
-        for position in reversed(range(len(self.kernel.row_axes))):
-            axis = self.kernel.row_axes[position]
-            self.row[axis] = tirx.floormod(number, self.sizes[axis]) if position else number
-            number = tirx.floordiv(number, self.sizes[axis])
-        if self.threads == 1:
-            self._alone()
-        else:
-            self._together()
-
-    @abstractmethod
-    def _alone(self) -> None:
-        """A line of a thread of its own."""
-
-    @abstractmethod
-    def _together(self) -> None:
-        """A line that threads share."""
 
     # ---- elements
 
@@ -235,7 +194,64 @@ class Lines(ABC):
         return [place < self.length] if self.length % AHEAD else []
 
 
-class _Scan(Lines):
+class WalkedLines(Lines, ABC):
+    """A kernel whose threads walk a line each, or share one."""
+
+    def run(self) -> Lowered:
+        """The module and its launch."""
+        block = (self.lines, 1, 1) if self.threads == 1 else (self.threads, self.lines, 1)
+        return Lowered(
+            module=written(self.entry, self._function), entry=self.entry,
+            grid=(self.schedule.blocks(self.kernel), 1, 1), block=block, shared_bytes=self.shared_bytes,
+            dynamic_shared_bytes=0, has_barriers=True,
+        )  # fmt: skip
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+
+    def _function(self) -> None:
+        expr = self.kernel.expr
+        self.sources = {tensor.name: parameter(tensor, (math.prod(tensor.shape),)) for tensor in expr.inputs}
+        self.output = parameter(expr.output, (math.prod(expr.output.shape),))
+        across, along = (self.lines, 1) if self.threads == 1 else (self.threads, self.lines)
+        with (
+            T.launch_thread("blockIdx.x", self.schedule.blocks(self.kernel)) as block,
+            T.launch_thread("threadIdx.x", across) as x,
+            T.launch_thread("threadIdx.y", along) as y,
+            T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
+        ):
+            self.lane, self.line = (y, x) if self.threads == 1 else (x, y)
+            self._block(block * self.lines + self.line)
+
+    def _block(self, number: Expr) -> None:
+        """All turns of a thread on line ``number``. A line beyond the last is that one: all threads come to every
+        barrier, and it is not stored again."""
+        self.exists: list[Expr] = []
+        if self.kernel.lines % self.lines:
+            self.exists = [number < self.kernel.lines]
+            number = tirx.min(number, self.kernel.lines - 1)
+        self.row = {}
+        for position in reversed(range(len(self.kernel.row_axes))):
+            axis = self.kernel.row_axes[position]
+            self.row[axis] = tirx.floormod(number, self.sizes[axis]) if position else number
+            number = tirx.floordiv(number, self.sizes[axis])
+        if self.threads == 1:
+            self._alone()
+        else:
+            self._together()
+
+    @abstractmethod
+    def _alone(self) -> None:
+        """A line of a thread of its own."""
+
+    @abstractmethod
+    def _together(self) -> None:
+        """A line that threads share."""
+
+
+class _Scan(WalkedLines):
     """A scan."""
 
     @property
@@ -377,7 +393,7 @@ class _Scan(Lines):
         barrier()
 
 
-class _Place(Lines):
+class _Place(WalkedLines):
     """The place of the largest or smallest value of a line."""
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.gpu.lines import WARP, LineRequest, Lines
+from codegen.gpu.lines import WARP, LineRequest, Lines, WalkedLines
 from codegen.tir.carried import NOWHERE
 from codegen.tir.lowered import Lowered
 from codegen.tir.statements import allocate, barrier, local_buffer, named
@@ -65,7 +65,7 @@ class _Best:
         return self.carried.is_better(self.value[0], self.place[0], value, place)
 
 
-class _Ranks(Lines):
+class _Ranks(WalkedLines):
     """Values or places by rank."""
 
     @property

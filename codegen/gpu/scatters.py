@@ -46,11 +46,8 @@ class _Scatter(Lines):
         self.column_blocks = column_blocks(self.kernel, self.schedule)
         self.wide = column_loads(self.kernel) if self.vector > 1 else ()
 
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
     def run(self) -> Lowered:
+        """The module and its launch."""
         return Lowered(
             module=written(self.entry, self._function), entry=self.entry,
             grid=(self.schedule.blocks(self.kernel), 1, 1), block=(self.threads, 1, 1), shared_bytes=0,
@@ -178,9 +175,3 @@ class _Scatter(Lines):
         if self.vector > 1:
             address = tirx.floordiv(address, self.vector) * self.vector
         vector_write(self.output, address, self.vector, vector_read(results, 0, self.vector))
-
-    def _alone(self) -> None:
-        raise NotImplementedError
-
-    def _together(self) -> None:
-        raise NotImplementedError
