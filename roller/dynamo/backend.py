@@ -64,7 +64,8 @@ def backend(
         jobs: processes that compile; as many as there are cores by default.
         freeze: take parameters as constants where no gradients are recorded, as ``torch._inductor.config.freezing``
             does. Where a parameter is written to afterwards, what follows from it is computed anew.
-        competes: leave to the library what it is expected to do faster; without, all that can be taken is.
+        competes: leave to the library what it does faster, as expected or, on processors where the two are expected to
+            take about as long, as timed while the graph is compiled; without, all that can be taken is.
         emulate: run kernels of a GPU on the processor, thread by thread: for tests of small models.
 
     Raises:

@@ -9,27 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 
-from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.dynamo.constants import constant_of, on_real_tensors
 from roller.dynamo.convolutions import writes_last_channels
-from roller.dynamo.kernels import ON_PROCESSOR, Kernel, KernelShelf, is_processor
+from roller.dynamo.kernels import Kernel, KernelShelf, is_processor
 from roller.dynamo.operators import region_operator
 from roller.dynamo.orders import LAST, Operand, arranged_constant, dense_copy, orders_of_outputs, refresh
-from roller.dynamo.prices import VIEWS, GraphPrice, bandwidth_for, graph_price
+from roller.dynamo.packed import dearer_than_packed, packed_seconds, seconds_in_network
+from roller.dynamo.prices import GraphPrice, graph_price
+from roller.dynamo.proof import fault_of
 from roller.dynamo.regions import Region, regions_of
-from roller.dynamo.streaming import reading_bandwidth
 from roller.dynamo.sums import is_constant, shape_of
 from roller.library.operators import library_time
 
 log = logging.getLogger("roller.backend")
-
-#: Largest error that a region may have against PyTorch's own operators, relative to the largest of their results, by
-#: the dtype of its result: sums in another order, and of 16 bits one rounding where PyTorch has several.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +85,11 @@ class Plan:
     dearer: Mapping[str, str]
 
 
-def plan(module: Any, shelf: KernelShelf, *, competes: bool = True) -> Plan:
-    """Regions of a graph module for which kernels of ours are to be put in; orders of its values change to theirs."""
+def plan(module: Any, shelf: KernelShelf, *, competes: bool = True, tries: bool = False) -> Plan:
+    """Regions of a graph module for which kernels of ours are to be put in; orders of its values change to theirs.
+
+    On a processor kernels and the library are timed for those that are in doubt, where it tries them.
+    """
     graph, lanes = module.graph, shelf.lanes
     if any(writes_last_channels(node, lanes) for node in graph.nodes):
         # What views of dense tensors give may need a copy now.
@@ -107,7 +104,7 @@ def plan(module: Any, shelf: KernelShelf, *, competes: bool = True) -> Plan:
             node, reason = each
             refused.append(Decision(name=node.name, functions=str(node.target), shape=shape_of(node), reason=reason))
     # What a library does faster is not compiled.
-    dearer = _dearer_than_library(regions, shelf) if competes else {}
+    dearer = _dearer_than_library(module, regions, shelf, tries) if competes else {}
     return Plan(tuple(regions), tuple(refused), dearer)
 
 
@@ -119,7 +116,7 @@ def predicted(
     planned = plan(module, shelf, competes=competes)
     decisions, taken, stays = list(planned.refused), {}, {}
     for region in planned.regions:
-        seconds, name = _seconds(region, shelf), shelf.name_of(region.expr)
+        seconds, name = seconds_in_network(region, shelf), shelf.name_of(region.expr)
         reason = planned.dearer.get(name, "") if seconds else "no kernel"
         decisions.append(region_decision(region, name, seconds, reason))
         if reason:
@@ -143,7 +140,7 @@ def region_decision(region: Region, name: str, seconds: float, reason: str, has_
 
 
 def _rewritten(module: Any, shelf: KernelShelf, emulated: bool, competes: bool) -> list[Decision]:
-    planned = plan(module, shelf, competes=competes)
+    planned = plan(module, shelf, competes=competes, tries=not emulated)
     regions, dearer, decisions = planned.regions, planned.dearer, list(planned.refused)
     kernels = shelf.kernels([region.expr for region in regions if shelf.name_of(region.expr) not in dearer])
     rewriting = _Rewriting(module, emulated)
@@ -166,10 +163,10 @@ def _with_last_channels(node: Any, value: Any, lanes: int) -> Any:
     return value.contiguous(memory_format=LAST) if writes_last_channels(node, lanes) else value
 
 
-def _dearer_than_library(regions: Sequence[Region], shelf: KernelShelf) -> dict[str, str]:
-    """Kernels that are expected to take longer than the library's for the same operators, by name, with both times."""
+def _dearer_than_library(module: Any, regions: Sequence[Region], shelf: KernelShelf, tries: bool) -> dict[str, str]:
+    """Kernels that take longer than the library's for the same operators, by name, with both times."""
     if is_processor(shelf.device):
-        return _dearer_on_processor({region: _seconds(region, shelf) for region in regions}, shelf)
+        return dearer_than_packed(regions, shelf, module if tries else None)
     ours = {region: shelf.seconds(region.expr) for region in regions}
     dearer = {}
     for region, seconds in ours.items():
@@ -179,69 +176,6 @@ def _dearer_than_library(regions: Sequence[Region], shelf: KernelShelf) -> dict[
                 times = f"{library.seconds * 1e6:.1f} µs, {seconds * 1e6:.1f} µs the kernel"
                 dearer[shelf.name_of(region.expr)] = f"{library.kernel} is expected to take {times}"
     return dearer
-
-
-def _dearer_on_processor(ours: Mapping[Region, float], shelf: KernelShelf) -> dict[str, str]:
-    """All kernels of weights that never change, or none: a library that packs weights keeps what lies between its
-    operators in an order of its own, and every change between its kernels and ours costs a copy."""
-    frozen = [region for region in ours if any(map(is_constant, region.anchor.operands.values()))]
-    theirs = sum(packed_seconds(region, ours[region], shelf.device) for region in frozen)
-    total = sum(ours[region] for region in frozen)
-    if total <= CERTAIN * theirs:
-        return {}
-    reason = (
-        f"oneDNN on packed weights is expected to take {theirs * 1e3:.2f} ms for the graph, {total * 1e3:.2f} ms ours"
-    )
-    return {shelf.name_of(region.expr): reason for region in frozen}
-
-
-#: Share of a processor's peak that oneDNN's products and dense convolutions reach besides what they read and write, on
-#: weights that were packed before: ViT-small and ResNet-50, as Inductor runs them frozen on two cores of a Xeon with
-#: AVX-512, by their time over that of our kernels in the same turns and what is predicted for those.
-PACKED_SHARES = {"matmul": 0.85, "conv2d": 0.75}
-
-#: Times within so much of each other are alike as far as they are predicted: kernels of ours are taken then, since
-#: those were held against PyTorch's and leave nothing behind them to loops of their own.
-CERTAIN = 1.03
-
-#: Time of oneDNN's depthwise and grouped convolutions as a multiple of ours: the less of the two orders of images, 4.6
-#: and 2.5 times (docs/bench-cpu.md's processor), less what a network's own order of images spares it.
-GROUPED_TIMES = 2.0
-
-
-def packed_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> float:
-    """Time of a library's product or convolution on weights that never change: the arithmetic of all cores, and what it
-    reads and writes, weights from memory; of convolutions in groups by ours. Functions behind it are a loop of
-    Inductor's."""
-    anchor = region.anchor
-    following = _loop_seconds(region, device)
-    if anchor.kind not in PACKED_SHARES or "g" in anchor.sizes:
-        return GROUPED_TIMES * ours_seconds + following
-    arithmetic = 2 * anchor.multiply_adds / (PACKED_SHARES[anchor.kind] * device.peak_flops("float32"))
-    changing = [node for node in anchor.operands.values() if not is_constant(node)]
-    moved = 4 * (math.prod(region.shape) + sum(math.prod(shape_of(node)) for node in changing))
-    return arithmetic + moved / bandwidth_for(moved, device) + _weight_seconds(region, device) + following
-
-
-def _loop_seconds(region: Region, device: DeviceSpec) -> float:
-    """Time of the functions behind a sum of products as a loop of its own; 0 where there are none."""
-    if all(node.target in VIEWS for node in region.nodes[1:]):
-        return 0.0
-    others = {operand.node for operand in region.operands} - set(region.anchor.operands.values())
-    moved = 4 * (2 * math.prod(region.shape) + sum(math.prod(shape_of(node)) for node in others))
-    return moved / bandwidth_for(moved, device)
-
-
-def _seconds(region: Region, shelf: KernelShelf) -> float:
-    """Expected time of a region's kernel in a network; 0 where it has none."""
-    seconds = shelf.seconds(region.expr)
-    return max(seconds, _weight_seconds(region, shelf.device)) if seconds else 0.0
-
-
-def _weight_seconds(region: Region, device: DeviceSpec) -> float:
-    """Time in which a region's weights come from memory: those of a whole network leave caches between two calls."""
-    weights = [math.prod(shape_of(node)) for node in region.anchor.operands.values() if is_constant(node)]
-    return 4 * max(weights, default=0) / reading_bandwidth(device)
 
 
 @dataclass
@@ -272,7 +206,7 @@ class _Rewriting:
         operands = [replace(operand, node=self.replaced.get(operand.node, operand.node)) for operand in region.operands]
         if op not in self.faults:
             try:
-                self.faults[op] = _fault(self.module, region, operands, op)
+                self.faults[op] = fault_of(self.module, region, operands, op)
             except Exception as error:  # whatever keeps a kernel from running must not keep the model from it
                 self.faults[op] = f"it does not run here: {type(error).__name__}: {error}"
         if self.faults[op]:
@@ -311,51 +245,3 @@ class _Rewriting:
         if operand not in self.constants:
             self.constants[operand] = arranged_constant(self.module.graph, operand)
         return self.constants[operand]
-
-
-# Proof
-
-
-def _fault(module: Any, region: Region, operands: Sequence[Operand], op: Any) -> str:
-    """What is wrong with a kernel's results on random numbers of the region's own sizes; empty where nothing is.
-
-    On a machine without the device nothing is run: there, new kernels were proved by the emulator.
-    """
-    value = region.result.meta["val"]
-    if value.device.type != ON_PROCESSOR and not torch.cuda.is_available():
-        return ""
-    with on_real_tensors():
-        generator = torch.Generator(device=value.device).manual_seed(0)
-        values = {operand.node: _numbers(module, operand.node, generator) for operand in operands}
-        result = op(*(operand.arranged(values[operand.node]) for operand in operands))
-        expected = _evaluated(module, region.result, values)
-        largest = expected.abs().max().item()
-        error = (result.double() - expected.double()).abs().max().item() / (largest or 1.0)
-    tolerance = TOLERANCES[value.dtype]
-    if not error <= tolerance:
-        return f"its results are off by {error:.1e} of the largest, and {tolerance:g} is allowed"
-    return ""
-
-
-def _numbers(module: Any, node: Any, generator: Any) -> Any:
-    if is_constant(node):
-        return constant_of(module, node)
-    value = node.meta["val"]
-    shape = [int(extent) for extent in value.shape]
-    return torch.randn(shape, generator=generator, device=value.device).to(value.dtype)
-
-
-def _evaluated(module: Any, node: Any, values: dict[Any, Any]) -> Any:
-    """The value of a node, by PyTorch."""
-    if isinstance(node, list | tuple):
-        return [_evaluated(module, each, values) for each in node]
-    if not hasattr(node, "op"):
-        return node
-    if node not in values:
-        if is_constant(node):
-            values[node] = constant_of(module, node)
-        else:
-            arguments = _evaluated(module, node.args, values)
-            keywords = {name: _evaluated(module, each, values) for name, each in node.kwargs.items()}
-            values[node] = node.target(*arguments, **keywords)
-    return values[node]

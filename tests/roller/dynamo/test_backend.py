@@ -16,7 +16,7 @@ from hal.support.errors import InputError
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
-from roller.dynamo import rewriting  # noqa: E402
+from roller.dynamo import packed, rewriting  # noqa: E402
 from roller.dynamo.explanation import explain_model  # noqa: E402
 
 #: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.
@@ -140,7 +140,7 @@ class TestOnThisProcessor:
 
     def test_the_library_keeps_what_it_does_faster(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("roller.dynamo.kernels.KernelShelf._compile", None)
-        monkeypatch.setitem(rewriting.PACKED_SHARES, "matmul", 2.0)
+        monkeypatch.setitem(packed.PACKED_SHARES, "matmul", 1e3)
         model, rows = torch.nn.Linear(512, 512).eval(), torch.randn(256, 512)
         decisions: list[Any] = []
         chosen = roller.backend(**options(tmp_path, competes=True))
@@ -148,6 +148,35 @@ class TestOnThisProcessor:
         with torch.no_grad():
             assert difference(torch.compile(model, backend=chosen)(rows), model(rows)) < 1e-5
         assert decisions[0].reason.startswith("oneDNN on packed weights is expected to take ")
+
+    @pytest.mark.parametrize(("ours", "library"), [(1e-3, 2e-3), (2e-3, 1e-3)])
+    def test_what_is_in_doubt_is_timed_here_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: float, library: float
+    ) -> None:
+        monkeypatch.setattr(packed, "DOUBTFUL", 1e9)
+        rounds: list[int] = []
+
+        def in_turns(pairs: Any) -> list[tuple[float, float]]:
+            outputs = [tuple(call() for call in pair) for pair in pairs]
+            assert all(difference(kernel, product + 1.0) < 1e-5 for kernel, product in outputs)
+            rounds.append(len(pairs))
+            return [(ours, library)] * len(pairs)
+
+        monkeypatch.setattr(packed, "_in_turns", in_turns)
+        model = torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.Linear(96, 96)).eval()
+        for layer in model:
+            torch.nn.init.ones_(layer.bias)
+        decisions: list[Any] = []
+        for _ in range(2):
+            torch.compiler.reset()
+            chosen = roller.backend(**options(tmp_path, competes=True))
+            chosen.listeners.append(decisions.extend)
+            rows = torch.randn(64, 96)
+            with torch.no_grad():
+                assert difference(torch.compile(model, backend=chosen)(rows), model(rows)) < 1e-5
+        assert {decision.is_taken for decision in decisions} == {ours < library} and len(decisions) == 4
+        assert ours < library or "by times of its longest products here" in decisions[0].reason
+        assert rounds == [1]
 
     def test_a_kernel_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)

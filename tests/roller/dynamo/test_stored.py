@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch._inductor.constant_folding as folding  # noqa: E402
 
 import roller  # noqa: E402
-from roller.dynamo import rewriting  # noqa: E402
+from roller.dynamo import packed, rewriting  # noqa: E402
 from roller.dynamo.derivations import Derivations, Derived, Literal, Parameter, UnknownOriginError, computed  # noqa: E402
 from roller.dynamo.kernels import KernelShelf  # noqa: E402
 from roller.dynamo.stored import GRAPHS, GraphStore  # noqa: E402
@@ -144,8 +144,8 @@ class TestOnThisProcessor:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, competes: bool
     ) -> None:
         # The library's share decides that its kernels on packed weights stay where they compete.
-        monkeypatch.setitem(rewriting.PACKED_SHARES, "conv2d", 1e3)
-        monkeypatch.setitem(rewriting.PACKED_SHARES, "matmul", 1e3)
+        monkeypatch.setitem(packed.PACKED_SHARES, "conv2d", 1e3)
+        monkeypatch.setitem(packed.PACKED_SHARES, "matmul", 1e3)
         images = torch.randn(2, 3, 12, 12)
         _, decisions = self.run(tmp_path, Small(0).eval(), images, competes=competes)
         assert {decision.is_taken for decision in decisions} == {not competes}
@@ -161,7 +161,7 @@ class TestOnThisProcessor:
         assert not list((tmp_path / GRAPHS).rglob("*"))
 
     def test_a_graph_whose_kernel_failed_is_tried_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rewriting, "_fault", lambda *_: "it is off")
+        monkeypatch.setattr(rewriting, "fault_of", lambda *_: "it is off")
         _, decisions = self.run(tmp_path, Small(0).eval(), torch.randn(2, 3, 12, 12), competes=False)
         assert all(decision.has_failed for decision in decisions)
         assert not list((tmp_path / GRAPHS).rglob("*"))
