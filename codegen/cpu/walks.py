@@ -172,11 +172,12 @@ class _Walks(LineValues):
         """The values or places of a line by rank: a list of the best so far, into which few elements come."""
         kernel, ranks = self.kernel, self.kernel.ranks
         values, places = local_buffer("values", ranks, self.dtype), local_buffer("places", ranks, "int32")
-        value = local_buffer("value", 1, self.dtype)
+        value, worst = local_buffer("value", 1, self.dtype), local_buffer("worst", 1, self.dtype)
         body = self.value_of(kernel.body, 1, self.dtype)
         with named(T.serial, ranks, "rank") as rank:
             T.buffer_store(values, self.carried.first, [rank])
             T.buffer_store(places, tirx.const(NOWHERE, "int32"), [rank])
+        T.buffer_store(worst, self.carried.first, [0])
         with named(T.serial, kernel.length, "place") as place:
             point = {**row, kernel.axis: place}
             T.buffer_store(value, body.at(point, self.reader(point, self.dtype), tirx.const(0, "int32")), [0])
@@ -184,18 +185,24 @@ class _Walks(LineValues):
             def is_better_than(rank: Expr) -> Expr:
                 return self.carried.is_better(value[0], place, values[rank], places[rank])
 
-            is_among_them = is_better_than(tirx.const(ranks - 1, "int32"))
-            with T.If(is_among_them), T.Then(), named(T.serial, ranks, "turn") as turn:
-                rank = ranks - 1 - turn
-                before = tirx.max(rank - 1, 0)
-                is_moved = tirx.all(rank > 0, is_better_than(before))
-                with T.If(is_moved):
-                    with T.Then():
-                        T.buffer_store(values, values[before], [rank])
-                        T.buffer_store(places, places[before], [rank])
-                    with T.Else(), T.If(is_better_than(rank)), T.Then():
-                        T.buffer_store(values, value[0], [rank])
-                        T.buffer_store(places, place, [rank])
+            # Most elements pass by after one comparison: of equals the first is in the list, and comes first.
+            may_join = tirx.any(self.carried.may_be_better(value[0], worst[0]), place < ranks)
+            with T.If(may_join), T.Then():
+                # As many as there are; a number of turns that is known would bring the whole list into registers, from
+                # which each comparison takes its element out again.
+                length = tirx.min(place + 1, ranks)
+                with named(T.serial, length, "turn") as turn:
+                    rank = length - 1 - turn
+                    before = tirx.max(rank - 1, 0)
+                    is_moved = tirx.all(rank > 0, is_better_than(before))
+                    with T.If(is_moved):
+                        with T.Then():
+                            T.buffer_store(values, values[before], [rank])
+                            T.buffer_store(places, places[before], [rank])
+                        with T.Else(), T.If(is_better_than(rank)), T.Then():
+                            T.buffer_store(values, value[0], [rank])
+                            T.buffer_store(places, place, [rank])
+                T.buffer_store(worst, values[ranks - 1], [0])
         with named(T.serial, ranks, "rank") as rank:
             self._store_rank(row, rank, 1, lambda lane: (values[rank], places[rank]))
 

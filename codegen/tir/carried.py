@@ -40,3 +40,7 @@ class Carried:
             tirx.all(tirx.any(is_larger, undefined), tirx.Not(best_undefined)),
             tirx.all(tirx.any(is_equal, tirx.all(undefined, best_undefined)), is_before),
         )
+
+    def may_be_better(self, value: Expr, best: Expr) -> Expr:
+        """Falsehood of an element certainly not being better than one before it, by one comparison: NaN may be."""
+        return tirx.Not(value <= best if RANKED_REDUCTIONS[self.kernel.walk.function] else value >= best)

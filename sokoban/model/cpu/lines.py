@@ -16,6 +16,14 @@ from sokoban.schedule.patches import LineSchedule, lies_across
 
 #: Instructions by which a value is compared with the best so far, and taken.
 PLACE_INSTRUCTIONS = 6.0
+#: Of a vector of values that is compared with the best so far and with the one of the rank before, each by five
+#: comparisons, six functions of truths and a selection of value and place: NaN and equal values have an order, too.
+RANK_INSTRUCTIONS = 2 * (5 + 6 + 2.0)
+#: Of a value that is compared with the last of a list: the comparison and the branch past the list.
+LIST_INSTRUCTIONS = 2.0
+#: Cycles that are lost with a branch that was guessed wrongly, 16 to 20 on most server processors since 2015 (A. Fog,
+#: The microarchitecture of Intel, AMD and VIA CPUs). A list is entered and left by one each that no pattern tells.
+MISPREDICTED_CYCLES, INSERTION_BRANCHES = 18.0, 2
 
 
 def _insertions(kernel: LineKernel) -> float:
@@ -27,18 +35,25 @@ def _insertions(kernel: LineKernel) -> float:
 def estimate_cpu_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpec) -> Estimate:
     """The predicted time of a kernel of lines on a processor: the slower of its instructions and of sums that wait for
     themselves, and memory, which share a little of their time."""
-    lanes = max(1, device.teu.lanes * 4 // DTYPE_BYTES[kernel.expr.accumulate]) if lies_across(kernel) else 1
-    looks = kernel.ranks if lies_across(kernel) else 1
-    steps = kernel.lines * kernel.length * looks / lanes
-    combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS * (1 if looks == 1 else 2)
-    if kernel.rank_axis is not None and not lies_across(kernel):
-        combining += PLACE_INSTRUCTIONS * 2 * kernel.ranks * _insertions(kernel) / kernel.length
+    across = lies_across(kernel)
+    lanes = max(1, device.teu.lanes * 4 // DTYPE_BYTES[kernel.expr.accumulate]) if across else 1
+    is_list = kernel.rank_axis is not None and not across
+    steps = kernel.lines * kernel.length * (kernel.ranks if across else 1) / lanes
+    width, chain_cycles, lost = device.teu.issue_per_cycle or device.teu.group_size, device.teu.chain_cycles, 0.0
+    combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS
+    if is_list:
+        entering = _insertions(kernel) / kernel.length
+        combining = LIST_INSTRUCTIONS + PLACE_INSTRUCTIONS * 2 * kernel.ranks * entering
+        lost = MISPREDICTED_CYCLES * INSERTION_BRANCHES * entering
+    elif kernel.rank_axis is not None:
+        combining, width = RANK_INSTRUCTIONS, device.teu.group_size
     work = value_instructions(kernel.body, None, FUNCTION_INSTRUCTIONS) + combining + len(kernel.reads)
     if kernel.is_scan:
         work += value_instructions(kernel.final.value, None, FUNCTION_INSTRUCTIONS) + 1.0
     cycles = device.clocks.boost_hz * device.unit_count
-    issue = steps * (work + TURN_INSTRUCTIONS) / ((device.teu.issue_per_cycle or device.teu.group_size) * cycles)
-    chain = steps * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
+    issue = steps * ((work + TURN_INSTRUCTIONS) / width + lost) / cycles
+    # Elements that pass by a list wait for none before them.
+    chain = 0.0 if is_list else steps * (chain_cycles or CHAIN_CYCLES) / cycles
     return memory_bound_estimate(kernel, schedule, device, issue=issue, chain=chain, vectors=lanes)
 
 
