@@ -42,5 +42,7 @@ class Carried:
         )
 
     def may_be_better(self, value: Expr, best: Expr) -> Expr:
-        """Falsehood of an element certainly not being better than one before it, by one comparison: NaN may be."""
-        return tirx.Not(value <= best if RANKED_REDUCTIONS[self.kernel.walk.function] else value >= best)
+        """Falsehood of an element certainly not being better than one before it; NaN may be."""
+        is_larger = value > best if RANKED_REDUCTIONS[self.kernel.walk.function] else value < best
+        # TVM takes the negation of one comparison for another, which is false of NaN.
+        return tirx.any(is_larger, tirx.isnan(value)) if self.dtype.startswith("float") else is_larger

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from codegen.bundle.reader import read_bundle
 from codegen.generators import linker
+from codegen.runtime.cpu import CpuOperator
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
 from roller.cli import main
@@ -120,6 +121,28 @@ def test_kernels_of_integers_are_timed(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "out").glob("*/manifest.json")
     (one,) = measured(folder.parent).values()
     assert (one.struck_out, one.relative_error) == ("", 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("largest", [True, False])
+def test_ranks_have_an_order_for_all_numbers(tmp_path: Path, largest: bool) -> None:
+    """NaN come first, of equals the first, and infinities are numbers."""
+    file, out = tmp_path / "ranks.json", tmp_path / "out"
+    operator = {"op": "topk", "shape": [70, 300], "result": "indices", "largest": largest}
+    file.write_text(json.dumps([{**operator, "name": f"best_{ranks}", "k": ranks} for ranks in (1, 7, 40)]))
+    done = CliRunner().invoke(main, ["compile", str(file), "--device", "cpu", "--top-k", "1", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(-3, 4, (70, 300)).astype(np.float32)
+    for number in (np.nan, np.inf, -np.inf):
+        numbers[rng.random(numbers.shape) < 0.1] = number
+        numbers[rng.integers(70)] = number
+    values = -numbers if largest else numbers
+    order = np.argsort(np.where(np.isnan(values), -np.inf, values), axis=1, kind="stable")
+    # Among what sorts with the infinities that stand for them, NaN come first.
+    order = np.take_along_axis(order, np.argsort(~np.isnan(np.take_along_axis(values, order, 1)), 1, kind="stable"), 1)
+    for ranks in (1, 7, 40):
+        np.testing.assert_array_equal(CpuOperator.load(out / f"best_{ranks}")(numbers), order[:, :ranks])
 
 
 @pytest.mark.parametrize(
