@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -379,8 +380,9 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
     float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
     matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
-    overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`: some are equal, and none nearly.
-    Places that another tensor is read at are places of it, one of :data:`_OUTSIDE_PLACES` outside.
+    overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`: some are equal, and none nearly;
+    where their places alone are asked for, some are NaN or infinite. Places that another tensor is read at are places
+    of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_floats(expr)
     result = {}
@@ -394,6 +396,9 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
         values = generator.uniform(low, high, tensor.shape)
         if tensor.name in ranked:
             values = np.rint(values / _RANKED_STEP) * _RANKED_STEP
+            if ranked[tensor.name]:
+                for number in (np.nan, np.inf, -np.inf):
+                    values[generator.integers(0, _UNUSUAL_VALUES, tensor.shape) == 0] = number
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
@@ -404,11 +409,21 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 _RANKED_STEP = 1 / 64
 
 
-def _ranked_floats(expr: TensorExpr) -> set[str]:
-    """Floating-point inputs whose elements are ranked."""
+#: Of values of which places are looked for, one of so many is NaN, and one each of the two infinities.
+_UNUSUAL_VALUES = 24
+
+
+def _ranked_floats(expr: TensorExpr) -> dict[str, bool]:
+    """Floating-point inputs whose elements are ranked, and whether nothing but places comes of them."""
     floats = {tensor.name for tensor in expr.inputs if tensor.dtype not in INTEGER_DTYPES}
-    ranked = [each for each in expr.statements if each.reduction is not None and each.reduction.rank is not None]
-    return floats & {load.tensor for statement in ranked for load in loads(statement.value)}
+    ranked: dict[str, bool] = {}
+    for statement in expr.statements:
+        reduction = statement.reduction
+        if reduction is not None and reduction.rank is not None:
+            places = reduction.function in ("argmax", "argmin") and isinstance(reduction.body, Load)
+            ranked |= {each.tensor: places for each in loads(reduction.body) if each.tensor in floats}
+    uses = Counter(load.tensor for statement in expr.statements for load in loads(statement.value))
+    return {name: places and uses[name] == 1 for name, places in ranked.items()}
 
 
 #: Of places that are drawn, one of so many lies outside of the tensor that is read there.
