@@ -30,6 +30,7 @@ from sokoban.language.gathers import index_tensors
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.reference import evaluate, random_inputs, round_to_dtype
+from sokoban.language.scatter import scatter_of
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
@@ -134,6 +135,8 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
     device = device_of(device_name)
     places = {s.tensor for s in expr.statements if s.reduction is not None and s.reduction.is_place}
     places |= index_tensors(expr.statements).keys()
+    scatters = [scatter_of(statement, expr.tensor_by_name) for statement in expr.statements]
+    places |= {scatter.place.tensor for scatter in scatters if scatter is not None}
     stored = {tensor.dtype for tensor in expr.tensors if tensor.name not in places}
     if device_name == "cpu" and not stored <= set(CPU_DTYPES):
         raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")

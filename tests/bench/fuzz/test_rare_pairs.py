@@ -35,6 +35,13 @@ PAIRS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
         {"expr": "S[i,j] = cumsum(j, X[i,j]); Y[i,j] = S[i,j] * E[I[j], i]", **PLACES},
         "cpu", "cpu.walks", "outside gathered",
     ),
+    *(
+        (
+            {"op": "scatter_add", "rows": 33, "columns": 7, "count": 128, "dtype": dtype, "epilogue": ["relu"]},
+            "cpu", "cpu.scatters", f"reads {dtype}",
+        )
+        for dtype in ("float16", "float32", "float64")
+    ),
 )  # fmt: skip
 
 
