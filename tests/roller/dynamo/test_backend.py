@@ -178,6 +178,18 @@ class TestOnThisProcessor:
         assert ours < library or "by times of its longest products here" in decisions[0].reason
         assert rounds == [1]
 
+    def test_what_cannot_be_timed_is_expected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuses(*_: Any) -> Any:
+            raise OSError("no such operator")
+
+        monkeypatch.setattr(packed, "DOUBTFUL", 1e9)
+        monkeypatch.setattr(packed, "library_call", refuses)
+        model, rows = torch.nn.Linear(96, 96).eval(), torch.randn(64, 96)
+        with torch.no_grad():
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path, competes=True)))
+            assert difference(compiled(rows), model(rows)) < 1e-5
+        assert not (tmp_path / packed.TRIALS).exists()
+
     def test_a_kernel_is_compiled_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, rows = torch.nn.Linear(8, 24).eval(), torch.randn(4, 8)
         with torch.no_grad():
