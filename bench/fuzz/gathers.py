@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bench.fuzz.draw import Data, Draw
+from bench.fuzz.productions import GATHERED
 from bench.fuzz.values import Term, Writer
 from sokoban.language.expression import FLOAT8_DTYPES
 
@@ -36,8 +37,15 @@ class GatheringWriter(Writer):
         before = set(self.inputs.shapes)
         term = super().load(axes, every, unindexed)
         tensor = next(iter(set(self.inputs.shapes) - before), None)
-        if tensor is None or self.chance.random() >= GATHERS:
-            return term
+        return term if tensor is None or self.chance.random() >= GATHERS else self._gathered(term, axes, every)
+
+    def special_load(self, axes: Sequence[str], kind: str) -> Term:
+        """A load of a new input, at places for :data:`bench.fuzz.productions.GATHERED`."""
+        term = super().special_load(axes, kind)
+        return self._gathered(term, axes) if kind == GATHERED else term
+
+    def _gathered(self, term: Term, axes: Sequence[str], every: Sequence[str] = ()) -> Term:
+        """A load of a new input at places along one of its dimensions."""
         name, _, rest = term.text.partition("[")
         inside, bar, pad = rest[:-1].partition(" | ")
         indices = inside.split(", ")
@@ -51,7 +59,7 @@ class GatheringWriter(Writer):
         places = f"{_PLACES}{len(self.inputs.shapes)}"
         self.inputs.shapes[places] = [self.sizes[axis] for axis in walked] or [1]
         self.inputs.dtypes[places] = "int32"
-        shape = self.inputs.shapes[tensor]
+        shape = self.inputs.shapes[name]
         others = math.prod(shape) // shape[dimension]
         shape[dimension] = self.chance.choice([extent for extent in _EXTENTS if extent * others <= 2**24] or [1])
         indices[dimension] = f"{places}[{', '.join(walked) or '0'}]"

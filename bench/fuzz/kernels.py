@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from bench.fuzz.productions import attention_options, productions
+from bench.fuzz.productions import READS, attention_options, productions
 from bench.fuzz.sound import OTHER_ORDERS, error_of_plain_sums, multiplied, shaken, unit_of
 from codegen.compile.build import verify_chain, verify_schedule
 from codegen.cpu.lower import KINDS as CPU_KINDS
@@ -93,7 +93,7 @@ class Kernel:
         if attention is not None:
             return attention_options(attention, source.inputs[0].dtype)
         expr = getattr(problem, "expr", None)  # transforms of patches have none
-        return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs) if expr is None else productions(expr)
+        return frozenset(f"{READS} {tensor.dtype}" for tensor in source.inputs) if expr is None else productions(expr)
 
     def points(self) -> float:
         """Points of the problem that is run."""

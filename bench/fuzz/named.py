@@ -68,7 +68,7 @@ def large_convolution(chance: random.Random) -> Data:
     """A convolution of float32 by 3x3 or 5x5 that Winograd's transforms gain on."""
     side, window = chance.choice((14, 28, 29, 56)), chance.choice((3, 3, 5))
     data: Data = {
-        "op": "conv2d", "n": chance.choice((8, 16, 32)), "c": chance.choice((64, 128, 130, 256)), "h": side,
+        "op": "conv2d", "n": chance.choice((1, 2, 4, 8, 16)), "c": chance.choice((64, 128, 130, 256)), "h": side,
         "w": side + chance.choice((0, 0, 1)), "f": chance.choice((64, 128, 256)), "kh": window, "kw": window,
         "padding": chance.choice((0, window // 2)), "layout": chance.choice(("NCHW", "NCHW", "NHWC")),
     }  # fmt: skip
@@ -129,7 +129,27 @@ def named(chance: random.Random) -> Data:
     return chance.choice((attention, attention, attention_gradient, *products, line, ranks, scattered))(chance)
 
 
-def wanted_attention(chance: random.Random, target: Target) -> Data:
+def wanted(chance: random.Random, target: Target) -> Data:
+    """A named operator for one of its lowerings or algorithms."""
+    if target.lowering == "winograd":
+        # Small enough to be run, and large enough to gain.
+        sizes = {"n": chance.choice((1, 2)), "c": chance.choice((128, 130, 192)), "h": chance.choice((13, 14, 16))}
+        return large_convolution(chance) | sizes | {"w": chance.choice((14, 15)), "kh": 3, "kw": 3, "padding": 1}
+    if target.lowering == "flat-image":
+        # Images whose rows no tile of matrix instructions divides; those take float32 as TensorFloat-32.
+        data: Data = {"n": chance.choice((1, 2)), "c": 64, "h": chance.choice((14, 28)), "w": 30, "kh": 3, "kw": 3,
+                      "f": chance.choice((16, 64)), "padding": 1, "stride": 1, "layout": "NHWC"}  # fmt: skip
+        data |= {"dtype": target.name, "allow_tf32": target.name == "float32"}
+        return convolution(chance) | data
+    if target.lowering == "ranks":
+        return ranks(chance) | {"dtype": target.name, "shape": [chance.choice((3, 17, 70)), chance.choice((256, 1000))]}
+    if target.lowering.endswith("scatters"):
+        sizes = {"rows": chance.choice((5, 33, 64, 1000)), "count": chance.choice((31, 128, 500, 2049))}
+        return scattered(chance) | {"dtype": target.name} | sizes
+    return _wanted_attention(chance, target)
+
+
+def _wanted_attention(chance: random.Random, target: Target) -> Data:
     """Attention or a gradient of it, with an option, for one of its lowerings."""
     is_gradient = "gradient" in target.lowering
     data: Data = (attention_gradient if is_gradient else attention)(chance)

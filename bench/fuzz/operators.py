@@ -31,9 +31,9 @@ from bench.fuzz.draw import (
     turned,
     weighted,
 )
-from bench.fuzz.gathers import gathering
-from bench.fuzz.named import named, wanted_attention
-from bench.fuzz.productions import INSIDE
+from bench.fuzz.gathers import GatheringWriter, gathering
+from bench.fuzz.named import named, wanted
+from bench.fuzz.productions import GATHERED, INSIDE
 from bench.fuzz.targets import FRAMES as TARGET_FRAMES
 from bench.fuzz.targets import Target, line_target, targets
 from bench.fuzz.values import INTEGER_BOUNDS, Term, product, total, within
@@ -386,18 +386,21 @@ def long_reduction(draw: Draw) -> Data:
     """A reduction so long against its outputs that slices or lines of it are kernels of their own."""
     chance = draw.chance
     draw.axes("k", tables=((4096, 8192, 10007, 16384, 30000),))
-    if chance.random() < 0.5:
+    is_product = draw.target is not None and draw.target.name == "prod"
+    if chance.random() < 0.5 and not is_product:
         draw.axes("i", "j", tables=((1, 2, 8, 16, 33, 64),))
         body = product(operand(draw, "A", ["i", "k"]), operand(draw, "B", ["k", "j"]))
         spatial, function = ["i", "j"], "sum"
     else:
         draw.axes("i", tables=((1, 2, 7, 32),))
-        function = draw.function(("sum", "max", "min"))
+        function = "prod" if is_product else draw.function(("sum", "max", "min"))
         draw.writer.peaked = function == "max"
         body, spatial = draw.writer.load([], every=["i", "k"] if chance.random() < 0.6 else ["k", "i"]), ["i"]
+        if is_product:
+            body = draw.factor(body, draw.sizes["k"])
     if draw.integers:
         body = draw.writer.load([], every=["i", "k"])
-    kind = chance.randrange(4)
+    kind = -1 if is_product else chance.randrange(4)
     if kind == 0:
         body = product(body, Term(f"(k / {draw.sizes['k']})", 0, 1, 0.5, 1)) if not draw.integers else body
     elif kind == 1:
@@ -461,7 +464,7 @@ FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
 )  # fmt: skip
 
 
-_BY_NAME = {frame.__name__: frame for frame, _ in FRAMES}
+_BY_NAME = {frame.__name__: frame for frame in (*(frame for frame, _ in FRAMES), lines)}
 
 
 def operator(number: int, seed: int = 0) -> Data:
@@ -485,15 +488,21 @@ def target_of(number: int) -> Target | None:
     return targets()[number // 2 % len(targets())] if number % 2 == 0 else None
 
 
+def _draw_for(chance: random.Random, target: Target | None) -> Draw:
+    draw = Draw(chance, target)
+    if target is not None and target.name == GATHERED:
+        draw.writer = GatheringWriter(chance, draw.sizes, draw.dtypes, draw.integers)
+    return draw
+
+
 def _drawn(chance: random.Random, number: int) -> Data:
     if number % 12 == 11:
-        return lines(Draw(chance, line_target(number)))
+        return lines(_draw_for(chance, line_target(number)))
     if number % 12 == 5:
         return gathering((pointwise, reduction, contraction, matrix_product, rows, lines, steps), chance)
-    if (target := target_of(number)) is not None and TARGET_FRAMES[target.lowering][0].startswith("attention"):
-        return wanted_attention(chance, target)
-    if target is not None:
-        return _BY_NAME[chance.choice(TARGET_FRAMES[target.lowering])](Draw(chance, target))
+    if (target := target_of(number)) is not None:
+        frame = chance.choice(TARGET_FRAMES[target.lowering])
+        return _BY_NAME[frame](_draw_for(chance, target)) if frame in _BY_NAME else wanted(chance, target)
     if chance.random() < 0.13:
         return named(chance)
     frames, weights = zip(*FRAMES, strict=True)

@@ -27,7 +27,7 @@ from sokoban.language.expression import (
 from sokoban.language.functions import FUNCTIONS
 from sokoban.language.named.attention import AttentionSizes
 
-INSIDE, OUTSIDE = "inside", "outside"
+INSIDE, OUTSIDE, READS = "inside", "outside", "reads"
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 #: What indices of a load may be.
@@ -59,7 +59,7 @@ def productions(expr: TensorExpr) -> frozenset[str]:
     names: set[str] = set()
     for statement in expr.statements:
         names.update(_of_statement(statement, expr))
-    names.update(f"reads {tensor.dtype}" for tensor in expr.inputs)
+    names.update(f"{READS} {tensor.dtype}" for tensor in expr.inputs)
     names.add(f"writes {expr.output.dtype}")
     names.add(f"computes {expr.accumulate}")
     if len(expr.statements) > 2:
@@ -82,7 +82,7 @@ def attention_options(attention: AttentionSizes, dtype: str) -> frozenset[str]:
         "more keys than queries": attention.key_count != attention.queries,
         "values of another size": attention.value_size != attention.head_dim,
     }  # fmt: skip
-    return frozenset({name for name, is_asked in options.items() if is_asked} | {f"reads {dtype}"})
+    return frozenset({name for name, is_asked in options.items() if is_asked} | {f"{READS} {dtype}"})
 
 
 #: All of :func:`attention_options` but dtypes.

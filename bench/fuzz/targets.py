@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bench.fuzz.productions import INSIDE, OPTIONS, OUTSIDE, PLACED, REDUCTIONS, SCANNED
+from bench.fuzz.productions import INSIDE, OPTIONS, OUTSIDE, PLACED, READS, REDUCTIONS, SCANNED
 from bench.fuzz.tables import POSSIBLE
 from bench.fuzz.values import COMPARISONS, UNARY, Term, Writer, positive, product, quotient, total, within
+
+#: What stands for a frame where named operators of one kind reach a lowering, and how often each of those is drawn
+#: where others are once: not every convolution is small enough to be run.
+NAMED, NAMED_TURNS = "named", 8
 
 #: Lowerings and algorithms that few operators of the frames reach, by the frames that do.
 FRAMES: Mapping[str, tuple[str, ...]] = {
@@ -20,7 +24,8 @@ FRAMES: Mapping[str, tuple[str, ...]] = {
     "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
     "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),
     "walks.gradient_warps": ("attention_gradient",), "walks.gradient_groups": ("attention_gradient",),
-    "walks.gradient_multiply_adds": ("attention_gradient",),
+    "walks.gradient_multiply_adds": ("attention_gradient",), "cpu.walks": ("lines",),
+    "winograd": (NAMED,), "flat-image": (NAMED,), "ranks": (NAMED,), "scatters": (NAMED,), "cpu.scatters": (NAMED,),
 }  # fmt: skip
 
 
@@ -30,9 +35,9 @@ class Target:
 
     Attributes:
         lowering: a key of :data:`FRAMES`.
-        place: ``inside`` of a reduction or ``outside``; empty for the reduction itself and for attention.
+        place: ``inside`` of a reduction or ``outside``; empty for the reduction itself and for named operators.
         name: of the production, a function or a kind of index, pad or position; of a reduction its function; of
-            attention an option.
+            attention an option; of other named operators the element type that is read.
     """
 
     lowering: str
@@ -44,11 +49,12 @@ class Target:
 def targets() -> tuple[Target, ...]:
     """All of them, those of one lowering apart from each other."""
     by_lowering = []
-    for lowering in FRAMES:
-        rows = sorted(
-            row for row in POSSIBLE[lowering] if row.startswith((INSIDE, OUTSIDE)) or row in REDUCTIONS + OPTIONS
-        )
-        by_lowering.append([_target(lowering, row) for row in rows])
+    for lowering, frames in FRAMES.items():
+        prefixes = (READS,) if frames == (NAMED,) else (INSIDE, OUTSIDE)
+        wholes = (*REDUCTIONS, *OPTIONS, *SCANNED, *PLACED)
+        rows = sorted(row for row in POSSIBLE[lowering] if row.startswith(prefixes) or row in wholes)
+        turns = NAMED_TURNS if frames == (NAMED,) else 1
+        by_lowering.append([_target(lowering, row) for row in rows] * turns)
     longest = max(map(len, by_lowering))
     return tuple(group[place] for place in range(longest) for group in by_lowering if place < len(group))
 
@@ -64,6 +70,8 @@ def _target(lowering: str, row: str) -> Target:
         return Target(lowering, "", row.split()[0])
     if row in OPTIONS:
         return Target(lowering, "", row)
+    if row.startswith(READS):
+        return Target(lowering, "", row.removeprefix(f"{READS} "))
     place, _, name = row.partition(" ")
     return Target(lowering, place, name)
 

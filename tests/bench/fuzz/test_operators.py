@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from bench.fuzz.operators import operator
-from bench.fuzz.productions import ALL, productions
+from bench.fuzz.productions import ALL, GATHERED, productions
+from bench.fuzz.targets import FRAMES, NAMED, Target, targets
 from bench.fuzz.values import Term, positive, product, quotient, total, within
 from sokoban.language.functions import FUNCTIONS
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
 from sokoban.language.reference import evaluate, random_inputs
+
+NAMED_LOWERINGS = [lowering for lowering, frames in FRAMES.items() if frames == (NAMED,)]
 
 
 def test_a_number_is_one_operator() -> None:
@@ -85,3 +88,16 @@ def test_bounds_follow_interval_arithmetic() -> None:
     assert bounds(within(Term("S", -64.0, 64.0, 16.0), 4.0)) == (-4.0, 4.0)
     # A peak may be anything: an exponential is taken of what is bounded.
     assert within(Term("X[i]", -1.0, 101.5, 0.6, peaked=True), 4.0).text == "tanh(X[i])"
+
+
+@pytest.mark.parametrize("target", [target for target in targets() if target.lowering in NAMED_LOWERINGS][:12])
+def test_named_operators_are_drawn_for_the_lowerings_that_they_alone_reach(target: Target) -> None:
+    number = 2 * targets().index(target)
+    expr = operator_from_data(operator(number))
+    assert target.name in {tensor.dtype for tensor in expr.inputs}
+    assert target.lowering != "flat-image" or expr.allow_tf32 == (target.name == "float32")
+
+
+def test_places_are_read_where_they_are_wanted() -> None:
+    target = Target("cpu.walks", "outside", GATHERED)
+    assert f"outside {GATHERED}" in productions(operator_from_data(operator(2 * targets().index(target))))
