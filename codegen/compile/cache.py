@@ -15,9 +15,9 @@ import msgspec
 
 from codegen.built import BuiltKernel
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-from codegen.compile.toolchain import decoded, kernel_store, toolchain
+from codegen.compile.toolchain import kernel_store, toolchain
 from codegen.verify.result import Verification
-from hal.support.store import Store, digest
+from hal.support.store import Store, decoded, digest
 
 
 class KnownFirst(Executor):

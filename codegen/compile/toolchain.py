@@ -8,12 +8,9 @@ import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from codegen.generators import linker
-from hal.support.store import Store, cache_folder, digest
+from hal.support.store import Store, cache_folder, code_texts, digest
 
 #: What the bytes of a kernel, or the numbers of its verification, depend on besides our own code.
 _COMPILERS = (
@@ -24,9 +21,8 @@ _COMPILERS = (
 #: Where Linux lists OpenCL's drivers, a file each with the name of a library and its version.
 _OPENCL_DRIVERS = Path("/etc/OpenCL/vendors")
 
-#: Packages of this project that kernels and their order follow from, and the files of theirs that are code or data.
+#: Packages of this project that kernels and their order follow from.
 _PACKAGES = ("hal", "sokoban", "codegen", "roller")
-_SUFFIXES = (".py", ".c", ".cpp", ".h", ".toml")
 
 
 def kernel_store() -> Store:
@@ -37,7 +33,6 @@ def kernel_store() -> Store:
 @cache
 def toolchain() -> str:
     """A digest of this project's code and of the compilers at hand."""
-    root = Path(__file__).parents[2]
     programs = [program for program in (linker(), shutil.which("g++")) if program]
     drivers = sorted(_OPENCL_DRIVERS.glob("*.icd"))
     texts: list[str | bytes] = [sys.version, *(str(_changed(program)) for program in programs)]
@@ -47,26 +42,10 @@ def toolchain() -> str:
             texts.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             texts.append(package)
-    for package in _PACKAGES:
-        for folder, folders, names in os.walk(root / package):
-            folders.sort()
-            for name in sorted(names):
-                if name.endswith(_SUFFIXES):
-                    path = os.path.join(folder, name)
-                    with open(path, "rb") as file:
-                        texts += [os.path.relpath(path, root), file.read()]
-    return digest(*texts)
+    return digest(*texts, *code_texts(*_PACKAGES))
 
 
 def _changed(program: str | Path) -> tuple[str, int]:
     """A program by its place, all links followed, and when it was last changed, in ns."""
     path = os.path.realpath(program)
     return path, os.stat(path).st_mtime_ns
-
-
-def decoded(data: bytes | None, kind: Any) -> Any:
-    """A kept value of a type; None where there is none, or it is none of that type."""
-    try:
-        return None if data is None else msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daydream.capture.options import CACHES, CaptureOptions
+from daydream.capture.stored import StoredStep, known_or_captured
 from daydream.operators.convolutions import is_convolution
 from daydream.operators.variants import CAPTURED
 from hal.support.errors import InputError
@@ -80,11 +81,16 @@ def load_subject(
 def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     """One step of a model, from its name or built already.
 
-    The capture changes the model: its type, its layout, its checkpoints.
+    The capture changes the model: its type, its layout, its checkpoints. A step that is known from an earlier run
+    (:mod:`daydream.capture.stored`) is taken from there.
 
     Raises:
         InputError: the model cannot be built, or fails on tensors without data, or a package is missing.
     """
+    return known_or_captured(source, options, lambda: StoredStep(_captured(source, options))).capture
+
+
+def _captured(source: str | Subject, options: CaptureOptions) -> Capture:
     if isinstance(source, str):
         _check_packages()
     from daydream.capture.assumptions import assumption_texts, parse_assumptions, values_assumed

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from daydream.capture.sources import CaptureOptions, captured, load_subject
+from daydream.capture.stored import StoredStep, known_or_captured
 from daydream.plan.units import FEW, Units, compiled_blocks, units_of
 from hal.support.errors import InputError
 
@@ -39,18 +40,22 @@ def planned_units(
     Raises:
         InputError: the model cannot be built, captured or divided.
     """
+    divided = {"tensor": tensor, "sequence_parallel": sequence_parallel, "in_place": in_place}
+    step = known_or_captured(model, (options, divided), lambda: _step(model, options, **divided))
+    capture = compiled_blocks(step.capture) if compiles else step.capture
+    return units_of(capture, step.blocks)
+
+
+def _step(model: str | Callable[[], Subject], options: CaptureOptions, **divided: Any) -> StoredStep:
+    """The step with a few of the model's equal blocks where it can be captured so."""
     subject, blocks = _few(_loaded(model, options))
     try:
-        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel, in_place=in_place)
+        return StoredStep(_captured(subject, options, **divided), blocks)
     except InputError:
         if blocks is None:
             raise
         # Its forward pass may count the blocks.
-        subject, blocks = _loaded(model, options), None
-        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel, in_place=in_place)
-    if compiles:
-        capture = compiled_blocks(capture)
-    return units_of(capture, blocks)
+        return StoredStep(_captured(_loaded(model, options), options, **divided))
 
 
 def _captured(

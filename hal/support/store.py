@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from hal.support.atomic import write_atomic
 
@@ -18,6 +21,10 @@ DEFAULT_LIMIT_BYTES = 1 << 30
 CUT_TO = 0.8
 
 _DIGEST_BYTES = 32
+
+#: Where the packages of this project lie, and their files that are code or data.
+_ROOT = Path(__file__).parents[2]
+_SUFFIXES = (".py", ".c", ".cpp", ".h", ".toml")
 
 
 def cache_folder(name: str) -> Path:
@@ -37,6 +44,27 @@ def digest(*texts: str | bytes) -> str:
         digest_of_all.update(len(data).to_bytes(8, "little"))
         digest_of_all.update(data)
     return digest_of_all.hexdigest()
+
+
+def code_texts(*folders: str) -> Iterator[str | bytes]:
+    """Paths and contents of this project's files of code and data in some folders, for :func:`digest`."""
+    for top in folders:
+        for folder, subfolders, names in os.walk(_ROOT / top):
+            subfolders.sort()
+            for name in sorted(names):
+                if name.endswith(_SUFFIXES):
+                    path = os.path.join(folder, name)
+                    with open(path, "rb") as file:
+                        yield os.path.relpath(path, _ROOT)
+                        yield file.read()
+
+
+def decoded(data: bytes | None, kind: Any) -> Any:
+    """A kept value of a type; None where there is none, or it is none of that type."""
+    try:
+        return None if data is None else msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
 
 
 @dataclass(frozen=True)

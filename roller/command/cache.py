@@ -1,4 +1,5 @@
-"""``roller cache``: the finished kernels that ``roller compile`` keeps, and what was compiled for this machine."""
+"""``roller cache``: the finished kernels that ``roller compile`` keeps, the steps that ``daydream`` captured, and what
+was compiled for this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 
 from hal.support.errors import InputError
-from hal.support.store import cache_folder
+from hal.support.store import Store, cache_folder
 
 #: Bytes of a unit as people write it.
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -19,6 +20,9 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 #: and what PoCL keeps of the kernels that it ran. There are also measurements of this processor, which stay.
 COMPILED = ("native", "emulator", "pocl")
 
+#: Folder of the captured steps that ``daydream`` keeps.
+CAPTURES = "captures"
+
 
 @click.command("cache")
 @click.option("--size", default=None, metavar="BYTES", help="Keep at most so much, as in 512M or 2G, from now on.")
@@ -26,20 +30,23 @@ COMPILED = ("native", "emulator", "pocl")
     "--clear/--no-clear", default=False, help="Remove everything that can be made again; what was measured stays."
 )
 def cache_command(size: str | None, clear: bool) -> None:
-    """Where finished kernels are kept, how many there are, and how much room they may take; and what was compiled for
-    this machine itself, which has no limit."""
+    """Where finished kernels are kept, how many there are, and how much room they may take; steps that daydream
+    captured; and what was compiled for this machine itself, which has no limit."""
     from codegen.compile.toolchain import kernel_store
 
-    store = kernel_store()
+    store, steps = kernel_store(), Store(cache_folder(CAPTURES))
     if size is not None:
         store.set_limit(parse_bytes(size))
     if clear:
         store.clear()
+        steps.clear()
         for path in (path for name in COMPILED for path, _ in _files(name)):
             with suppress(OSError):
                 path.unlink()
     count, used = store.usage()
     click.echo(f"{store.folder}: {count} results, {bytes_text(used)} of at most {bytes_text(store.limit_bytes)}")
+    count, used = steps.usage()
+    click.echo(f"{steps.folder}: {count} captured steps, {bytes_text(used)} of at most {bytes_text(steps.limit_bytes)}")
     folders = ", ".join(f"{name} {bytes_text(sum(size for _, size in _files(name)))}" for name in COMPILED)
     click.echo(f"{store.folder.parent}: {folders}, compiled for this machine")
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from codegen.compile.toolchain import decoded, kernel_store, toolchain
+from codegen.compile.toolchain import kernel_store, toolchain
 from hal.spec.device import DeviceSpec
 from hal.support.atomic import staged_directory
-from hal.support.store import digest
+from hal.support.store import decoded, digest
 from hal.support.tables import new_table, print_line, print_table
 
 #: Bytes of an answer that are worth keeping once more; the kernels of longer ones are kept one by one alone.

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from daydream.capture.failures import failures_as_errors
-from daydream.capture.models.deferred import deferred
+from daydream.capture.models.deferred import deferred, unbounded_caches
 from daydream.capture.models.fused_attention import fused_if_written_out
 from daydream.capture.models.inputs import inputs_of_model
 from daydream.capture.models.torchvision_operators import import_torchvision
@@ -54,7 +54,7 @@ def hugging_face_subject(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import_torchvision()
     # Losses of detection match boxes of real data; every model imports them.
-    with deferred("scipy.optimize", "linear_sum_assignment"):
+    with deferred("scipy.optimize", "linear_sum_assignment"), unbounded_caches():
         import_module("transformers.loss.loss_utils")
     path = path / _CONFIG if path.is_dir() else path
     config = _configuration(path)

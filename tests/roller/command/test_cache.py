@@ -30,6 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_size_is_kept_and_a_wrong_one_refused(here: Path) -> None:
     empty = (
         f"{here}/cache/roller/kernels: 0 results, 0 B of at most 1.5 MiB\n"
+        f"{here}/cache/roller/captures: 0 captured steps, 0 B of at most 1 GiB\n"
         f"{here}/cache/roller: native 0 B, emulator 0 B, pocl 0 B, compiled for this machine\n"
     )
     assert roller("cache", "--size", "1.5M").output == empty
@@ -43,7 +44,9 @@ def test_the_size_is_kept_and_a_wrong_one_refused(here: Path) -> None:
 
 def test_what_was_compiled_for_this_machine_is_reported_and_cleared_and_what_was_measured_stays(here: Path) -> None:
     cache = here / "cache" / "roller"
-    for name, size in {"native/a.so": 2048, "emulator/b.o": 1024, "pocl/AB/c/d.so": 512, "devices/cpu.toml": 9}.items():
+    for name, size in {
+        "native/a.so": 2048, "emulator/b.o": 1024, "pocl/AB/c/d.so": 512, "captures/ab/cd": 5, "devices/cpu.toml": 9,
+    }.items():  # fmt: skip
         (cache / name).parent.mkdir(parents=True)
         (cache / name).write_bytes(bytes(size))
     ending = "native 2 KiB, emulator 1 KiB, pocl 512 B, compiled for this machine\n"
