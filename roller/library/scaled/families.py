@@ -87,11 +87,12 @@ CONSTANTS = ScaledConstants(
         group_start_cycles=3026, group_cycles=0.0861, group_row_cycles=100, group_start_seconds=9.9e-7, dram_share=1.0,
     ),
     families={
-        # CUTLASS 2, whose blocks end with their tile.
+        # CUTLASS 2, whose blocks end with their tile. As vLLM calls it, NVRTC 12.9 compiles it (CUTLASS 4.2, sm_89) to
+        # 784 bytes of arguments in a thread's own memory, 864 for large tiles, and spills nothing.
         "cutlass, warps": TiledConstants(
-            step_seconds=1.12e-07, staging=2.13, ramp_steps=0.959, store=31.9, port_reuse=1.21, dram_share=0.872,
-            start_seconds=1.55e-07, cold_seconds=6.57e-07, best_share=1.77, written=0.398, overlap=4.35,
-            limited_share=1.04, limit_seconds=3.74e-05, end_seconds=3.41e-06, step_hz=2.52e9,
+            step_seconds=1.35e-7, staging=0.28, ramp_steps=1.015, store=16.5, port_reuse=1.15, dram_share=0.875,
+            start_seconds=0.0, cold_seconds=1.38e-6, best_share=1.09, written=0.07, overlap=2.44, limited_share=1.05,
+            limit_seconds=0.0103, end_seconds=3.25e-6, step_hz=2.52e9, argument_bytes=864,
         ),
         # CUTLASS 3, from Hopper on: bulk copies and blocks that stay.
         "cutlass": _fed(

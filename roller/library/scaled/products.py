@@ -267,6 +267,7 @@ class _Calls:
             blocks=tiles.blocks(self.m, self.n), rows=self.m, weight_bytes=weights,
             activation_bytes=self.m * self.k * numbers.stored_bytes, turn_bytes=turns * weights,
             element_bytes=numbers.element_bytes, resident=self._resident(tiles), ends=tiles.ends,
+            threads=tiles.threads,
         )  # fmt: skip
         return tiled_seconds(tiling, self.device, self.rate, self.constants.families[family])
 

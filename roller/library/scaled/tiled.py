@@ -8,7 +8,8 @@ DeepGEMM, Triton and TensorRT-LLM take the tile that a table in their callers na
 - *l2*: what the busiest unit draws through its port.
 
 They overlap in part; activations that bands of tiles read again overlap least, and a board at its power limit lowers
-its clock within a millisecond. All arrays have one entry per call and broadcast against each other.
+its clock within a millisecond. Where blocks end with their tile, those behind them copy their arguments before they
+begin. All arrays have one entry per call and broadcast against each other.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ LINE_BYTES = 128
 
 #: Share of L2 that keeps weights from call to call (sharp), and what a kernel uses again (soft).
 KEPT_SHARE, AGAIN_SHARE = 0.95, 0.74
+
+#: Share of L2 up to which lines that are written again and again, in one order, are found there: what repeated calls
+#: find whole (:data:`roller.library.streaming.elementwise.REUSE_FULL`).
+CYCLED_SHARE = 0.28
 
 #: Columns of tiles that run before the next rows, and the exponent of the sum of the flows and what they read again.
 BAND_TILES, AGAIN_OVERLAP = 4.7, 1.42
@@ -70,6 +75,8 @@ class TiledConstants:
         is_persistent: whether blocks stay on their units and store a tile's result while they multiply the next.
         line_share: of the rates of DRAM and ports that steps draw which take half a line of 128 bytes of each row.
         narrow_bytes: that a unit copies in a cycle where rows begin at any element, so that lanes copy one each.
+        argument_bytes: of the kernel's arguments that each thread copies into memory of its own where blocks end with
+            their tile (CUTLASS 2); 0 where others follow without a break.
     """
 
     step_seconds: float
@@ -91,6 +98,7 @@ class TiledConstants:
     is_persistent: bool = False
     line_share: float = 1.0
     narrow_bytes: float = np.inf
+    argument_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,6 +121,7 @@ class Tiling:
         resident: blocks of a unit at a time.
         ends: whether a tile ends as :attr:`TiledConstants.end_seconds` says.
         is_narrow: whether rows of either operand begin at any element.
+        threads: of a block.
         in_stripes: whether units share all steps of all tiles evenly, as Marlin's kernels do, and not whole tiles.
     """
 
@@ -131,6 +140,7 @@ class Tiling:
     resident: Floats | float = 1.0
     ends: Bools | bool = False
     is_narrow: Bools | bool = False
+    threads: Floats | float = 128.0
     in_stripes: bool = False
 
 
@@ -215,7 +225,8 @@ class _Kernel:
             walked = np.maximum(self._waves * step, in_turn) * self._steps
             return np.asarray(np.maximum(walked, self._waves * self._end) + ramp + self._end)
         walked = np.maximum(self._waves * step, in_turn) * (self._steps + c.ramp_steps)
-        return np.asarray(walked + self._waves * (self._steps * self._narrow_seconds + self._end))
+        each = self._steps * self._narrow_seconds + self._end
+        return np.asarray(walked + self._waves * each + self._between_seconds)
 
     @property
     def _step_seconds(self) -> float:
@@ -230,11 +241,32 @@ class _Kernel:
         return np.where(tiling.is_narrow, copied / (self.constants.narrow_bytes * self.device.clocks.boost_hz), 0.0)
 
     @property
+    def _between_seconds(self) -> Floats:
+        """Seconds between blocks that end with their tile and those that begin after them, of a whole call.
+
+        Every thread of the latter first copies the kernel's arguments. Those of all blocks that run together stay in
+        L2, where the next ones write over them, or none do; and DRAM takes the results of the former meanwhile.
+        """
+        c, tiling, device = self.constants, self.tiling, self.device
+        if not c.argument_bytes or device.l2 is None:
+            return np.asarray(0.0)
+        together = device.unit_count * np.asarray(tiling.resident)
+        copied = c.argument_bytes * np.asarray(tiling.threads)
+        is_lost = copied * np.minimum(tiling.blocks, together) > CYCLED_SHARE * l2_bytes(device)
+        copies = copied / np.where(is_lost, self._dram_rate, device.l2.bandwidth_bytes_per_second)
+        return np.maximum(tiling.blocks - together, 0.0) * (copies + self._tile_bytes / self._dram_rate)
+
+    @property
+    def _tile_bytes(self) -> Floats:
+        """Bytes of a tile's result."""
+        tiling = self.tiling
+        return np.asarray(np.minimum(tiling.tile_m, tiling.rows) * np.minimum(tiling.tile_n, tiling.n) * RESULT_BYTES)
+
+    @property
     def _end(self) -> Floats:
         """Seconds of the store of a tile's result."""
         c, tiling = self.constants, self.tiling
-        stored = np.minimum(tiling.tile_m, tiling.rows) * np.minimum(tiling.tile_n, tiling.n) * RESULT_BYTES
-        return np.asarray(c.store * stored / self._port + c.end_seconds * np.asarray(tiling.ends))
+        return np.asarray(c.store * self._tile_bytes / self._port + c.end_seconds * np.asarray(tiling.ends))
 
     def _dram_seconds(self) -> Floats:
         tiling, device = self.tiling, self.device

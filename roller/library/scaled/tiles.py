@@ -39,6 +39,12 @@ class Tiles:
         large = (self.m * self.n >= 64 * 128) & (self.depth_bytes == 128) | (self.m == 256)
         return np.asarray(np.where(large, _LARGE_STAGES, _STAGES) * (self.m + self.n) * self.depth_bytes)
 
+    @property
+    def threads(self) -> Floats:
+        """Threads of a block whose warps copy for themselves: warps make 64x64, or 16 or 32 rows where the tile is low,
+        and two of them share the sum of each part where a step is 128 bytes."""
+        return np.asarray(np.where(self.m == 256, 256.0, np.where(self.m == 16, 64.0, 128.0)))
+
     def blocks(self, m: Floats, n: Floats) -> Floats:
         """Blocks of calls, those that only fill clusters included."""
         along_m, along_n = np.ceil(m / self.m), np.ceil(n / self.n)

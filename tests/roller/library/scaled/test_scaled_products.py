@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_time, library_times
+from roller.library.scaled.families import CONSTANTS
 from roller.library.scaled.products import scaled_times
+from roller.library.scaled.tiled import MatrixRate, Tiling, tiled_seconds
 from roller.library.scaled.tiles import cutlass_tiles
 
 H100, B200, L40S = load_device("h100"), load_device("b200"), load_device("l40s")
@@ -52,6 +56,27 @@ def test_tokens_choose_cutlass_tiles() -> None:
     assert list(zip(tiles.m, tiles.n, strict=True)) == [(16, 64), (64, 64), (64, 128), (128, 128)]
     # Three rows of tiles fill a cluster of two rows twice.
     assert tiles.blocks(np.full(4, 300.0), n)[3] == 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("threads", "tile", "rate"), [(128, 128, L40S.l2.bandwidth_bytes_per_second), (256, 256, 0.875 * 725e9)]
+)
+def test_blocks_wait_for_what_those_before_them_wrote(threads: int, tile: int, rate: float) -> None:
+    # 31 MB of arguments of all threads of large blocks do not stay in L2 while others run; 16 MB do.
+    n = np.array([128.0 * L40S.unit_count, 128.0 * L40S.unit_count * 2])
+    some = np.ones_like(n)
+    tiling = Tiling(
+        m=tile * some, n=n, k=some, tile_m=tile * some, tile_n=128 * some, depth_bytes=64 * some, blocks=n / 128,
+        rows=tile * some, weight_bytes=some, activation_bytes=some, turn_bytes=some, element_bytes=1.0,
+        threads=threads * some,
+    )  # fmt: skip
+    matrix_rate = MatrixRate.of(L40S, "float8_e4m3fn")
+    assert matrix_rate is not None
+    constants = CONSTANTS.families["cutlass, warps"]
+    whole = tiled_seconds(tiling, L40S, matrix_rate, constants).compute
+    alone = tiled_seconds(tiling, L40S, matrix_rate, replace(constants, argument_bytes=0)).compute
+    between = L40S.unit_count * (threads * 864 / rate + tile * 128 * 2 / (0.875 * 725e9))
+    assert whole - alone == pytest.approx([0, between], abs=1e-12)
 
 
 def test_hosts_wait_in_calls_of_blocks_alone() -> None:
