@@ -336,14 +336,19 @@ def _largest(model: str, devices: Sequence[DeviceSpec], options: dict[str, Any])
 
 def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capture:
     from daydream.capture.sources import CaptureOptions, captured
+    from daydream.capture.stored import StoredStep, known_or_captured
 
     asked = CaptureOptions(**{**options, "assume": tuple(options.get("assume", ()))})
-    capture = _of_values(model, asked) if model.startswith(("hf:", "timm:")) else captured(model, asked)
-    if not compiles:
-        return capture
-    from daydream.capture.fusion.inductor import fused
 
-    return fused(capture)
+    def eager() -> Capture:
+        return _of_values(model, asked) if model.startswith(("hf:", "timm:")) else captured(model, asked)
+
+    def compiled() -> StoredStep:
+        from daydream.capture.fusion.inductor import fused
+
+        return StoredStep(fused(eager()))
+
+    return known_or_captured(model, (asked, "compiled"), compiled).capture if compiles else eager()
 
 
 def _of_values(model: str, options: CaptureOptions) -> Capture:

@@ -41,9 +41,16 @@ def planned_units(
         InputError: the model cannot be built, captured or divided.
     """
     divided = {"tensor": tensor, "sequence_parallel": sequence_parallel, "in_place": in_place}
-    step = known_or_captured(model, (options, divided), lambda: _step(model, options, **divided))
-    capture = compiled_blocks(step.capture) if compiles else step.capture
-    return units_of(capture, step.blocks)
+
+    def step() -> StoredStep:
+        return known_or_captured(model, (options, divided), lambda: _step(model, options, **divided))
+
+    def compiled() -> StoredStep:
+        eager = step()
+        return replace(eager, capture=compiled_blocks(eager.capture))
+
+    chosen = known_or_captured(model, (options, divided, "compiled"), compiled) if compiles else step()
+    return units_of(chosen.capture, chosen.blocks)
 
 
 def _step(model: str | Callable[[], Subject], options: CaptureOptions, **divided: Any) -> StoredStep:

@@ -230,14 +230,21 @@ def served_model(
     Raises:
         InputError: the model cannot be built or captured, or repeats no block with attention.
     """
-    from daydream.capture.fusion.inductor import fused
     from daydream.capture.options import CaptureOptions
+    from daydream.capture.stored import StoredStep, known_or_captured
     from daydream.plan.source import planned_units
     from daydream.plan.units import units_of
 
     options = CaptureOptions(batch=1, sequence=TOKENS, class_name=class_name, mode="inference", dtype=dtype)
-    units = planned_units(model, options)
-    units = units_of(fused(units.capture), len(units.blocks))
+
+    def compiled() -> StoredStep:
+        from daydream.capture.fusion.inductor import fused
+
+        eager = planned_units(model, options)
+        return StoredStep(fused(eager.capture), len(eager.blocks))
+
+    step = known_or_captured(model, (options, "served"), compiled)
+    units = units_of(step.capture, step.blocks)
     counts = np.bincount(units.captured).tolist()
     body: Counter[Part] = Counter()
     head: Counter[Part] = Counter()

@@ -31,7 +31,8 @@ from daydream.capture.options import CaptureOptions
 from daydream.plan.source import planned_units
 
 if __name__ == "__main__":
-    units = planned_units("hf:config.json", CaptureOptions(sequence=int(sys.argv[1])), tensor=2)
+    options = CaptureOptions(sequence=int(sys.argv[1]))
+    units = planned_units("hf:config.json", options, tensor=2, compiles=sys.argv[2] == "compiled")
     print("torch" in sys.modules, len(units.blocks), zlib.crc32(repr(units.capture).encode()))
 """
 
@@ -126,9 +127,10 @@ def test_what_libraries_read_of_the_environment_counts(
 
 
 @pytest.mark.slow
-def test_a_known_plan_needs_no_pytorch_and_is_the_same(here: Path) -> None:
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_a_known_plan_needs_no_pytorch_and_is_the_same(here: Path, how: str) -> None:
     def run(sequence: int) -> Any:
-        command = [sys.executable, "-c", PLAN, str(sequence)]
+        command = [sys.executable, "-c", PLAN, str(sequence), how]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
         return done.stdout.split()
 
