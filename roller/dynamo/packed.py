@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,16 @@ import torch
 from hal.spec.device import DeviceSpec
 from hal.support.atomic import write_atomic
 from hal.support.store import digest
-from roller.dynamo.constants import on_real_tensors
+from roller.dynamo.constants import on_real_tensors, use_huge_pages
 from roller.dynamo.kernels import Kernel, KernelShelf
 from roller.dynamo.operators import region_operator
-from roller.dynamo.prices import VIEWS, bandwidth_for
+from roller.dynamo.prices import CALL_SECONDS, VIEWS, bandwidth_for
 from roller.dynamo.proof import numbers
 from roller.dynamo.regions import Region
-from roller.dynamo.streaming import reading_bandwidth
+from roller.dynamo.streaming import reading_bandwidth, streams_weights
 from roller.dynamo.sums import is_constant, shape_of
+from sokoban.kernel.instructions import value_instructions
+from sokoban.model.cpu.work import FUNCTION_INSTRUCTIONS
 
 _aten = torch.ops.aten
 
@@ -41,6 +44,9 @@ PACKED_SHARES = {"matmul": 0.85, "conv2d": 0.75}
 #: Times within so much of each other are alike as far as they are predicted: kernels of ours are taken then, since
 #: those were held against PyTorch's and leave nothing behind them to loops of their own.
 CERTAIN = 1.03
+
+#: The same of measured times, whose medians differ so from run to run.
+CERTAIN_TIMED = 1.06
 
 #: Time of oneDNN's depthwise and grouped convolutions as a multiple of ours: the less of the two orders of images, 4.6
 #: and 2.5 times (docs/bench-cpu.md's processor), less what a network's own order of images spares it.
@@ -58,7 +64,9 @@ ROUNDS, LEAST_ROUNDS, MOST_SECONDS = 8, 4, 1.0
 
 #: Bytes that are written before every call that is timed: a network comes back to a layer's weights after others have
 #: been in the caches. Products of 128 rows took 1.13 to 1.3 times as long then on a Xeon with 2 MiB of its own for each
-#: core, and their order changed: those of the library lost less.
+#: core, and their order changed: those of the library lost less. What changes from call to call is written after those,
+#: as the layer before writes it: with all of it in memory the library was ahead by 3 to 25 % where whole networks said
+#: -15 to 10.
 EVICTING_BYTES = 1 << 26
 
 #: Folder of a shelf with measured times of kernels and of the library's, by the kernel's name.
@@ -86,7 +94,7 @@ def seconds_in_network(region: Region, shelf: KernelShelf) -> float:
 
 def _library_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> float:
     anchor = region.anchor
-    if anchor.kind not in PACKED_SHARES or "g" in anchor.sizes:
+    if not _is_dense(region):
         return GROUPED_TIMES * ours_seconds
     arithmetic = 2 * anchor.multiply_adds / (PACKED_SHARES[anchor.kind] * device.peak_flops("float32"))
     changing = [node for node in anchor.operands.values() if not is_constant(node)]
@@ -99,8 +107,11 @@ def _loop_seconds(region: Region, device: DeviceSpec) -> float:
     if all(node.target in VIEWS for node in region.nodes[1:]):
         return 0.0
     others = {operand.node for operand in region.operands} - set(region.anchor.operands.values())
-    moved = 4 * (2 * math.prod(region.shape) + sum(math.prod(shape_of(node)) for node in others))
-    return moved / bandwidth_for(moved, device)
+    elements = math.prod(region.shape)
+    moved = 4 * (2 * elements + sum(math.prod(shape_of(node)) for node in others))
+    cost = sum(value_instructions(each.value, costs=FUNCTION_INSTRUCTIONS) for each in region.expr.statements)
+    computed = 2 * elements * cost / device.peak_flops("float32")
+    return CALL_SECONDS + max(moved / bandwidth_for(moved, device), computed)
 
 
 def _weight_seconds(region: Region, device: DeviceSpec) -> float:
@@ -131,12 +142,17 @@ def dearer_than_packed(regions: Sequence[Region], shelf: KernelShelf, module: An
     loops = sum(_loop_seconds(region, device) for region in frozen)
     verb, certain = "is expected to take", CERTAIN
     if ours_total < DOUBTFUL * (library_total + loops) and library_total + loops < DOUBTFUL * ours_total:
-        tried = _tried({region: max(ours[region], library[region]) for region in frozen}, shelf)
+        # Of few rows, both sides wait for the same weights.
+        doubtful = [region for region in frozen if not streams_weights(region.expr)]
+        kinds = [[region for region in doubtful if _is_dense(region) == dense] for dense in (True, False)]
+        counts = [_tried({each: max(ours[each], library[each]) for each in kind}, shelf) for kind in kinds]
+        tried = {**counts[0], **counts[1]}
         times = _stored(tried, shelf) if module is None else _measured(module, tried, shelf)
-        if times:
-            ours_total *= _scale(times, tried, ours, 0)
-            library_total *= _scale(times, tried, library, 1)
-            verb, certain = "takes, by times of its longest products here,", 1.0
+        for kind, count in zip(kinds, counts, strict=True):
+            if times.keys() & count.keys():
+                ours_total += (_scale(times, count, ours, 0) - 1) * sum(ours[region] for region in kind)
+                library_total += (_scale(times, count, library, 1) - 1) * sum(library[region] for region in kind)
+                verb, certain = "takes, by times of its longest products here,", CERTAIN_TIMED
     theirs = library_total + loops
     if ours_total <= certain * theirs:
         return {}
@@ -144,12 +160,16 @@ def dearer_than_packed(regions: Sequence[Region], shelf: KernelShelf, module: An
     return {shelf.name_of(region.expr): reason for region in frozen}
 
 
+def _is_dense(region: Region) -> bool:
+    return region.anchor.kind in PACKED_SHARES and "g" not in region.anchor.sizes
+
+
 def _scale(
     times: Mapping[Region, Times], counts: Mapping[Region, int], expected: Mapping[Region, float], side: int
 ) -> float:
     """Measured time over the expected one."""
-    measured = sum(counts[region] * pair[side] for region, pair in times.items())
-    return measured / sum(counts[region] * expected[region] for region in times)
+    measured = sum(count * times[region][side] for region, count in counts.items() if region in times)
+    return measured / sum(count * expected[region] for region, count in counts.items() if region in times)
 
 
 def _tried(seconds: Mapping[Region, float], shelf: KernelShelf) -> dict[Region, int]:
@@ -169,6 +189,19 @@ def _tried(seconds: Mapping[Region, float], shelf: KernelShelf) -> dict[Region, 
 
 
 # Measured
+
+
+@dataclass(frozen=True, eq=False)
+class TimedCall:
+    """Call that is timed.
+
+    Attributes:
+        run: makes the call.
+        changing: its operands that are no constants.
+    """
+
+    run: Callable[[], Any]
+    changing: tuple[Any, ...]
 
 
 def _path(region: Region, shelf: KernelShelf) -> Path:
@@ -194,7 +227,7 @@ def _measured(module: Any, regions: Mapping[Region, int], shelf: KernelShelf) ->
     if times:
         return times
     kernels = shelf.kernels([region.expr for region in regions])
-    calls: dict[Region, tuple[Callable[[], Any], Callable[[], Any]]] = {}
+    calls: dict[Region, tuple[TimedCall, TimedCall]] = {}
     with on_real_tensors():
         for region in regions:
             kernel = kernels.get(shelf.name_of(region.expr))
@@ -203,7 +236,7 @@ def _measured(module: Any, regions: Mapping[Region, int], shelf: KernelShelf) ->
                 if isinstance(kernel, Kernel) and library is not None:
                     pair = (_kernel_call(module, region, kernel), library)
                     for call in pair:
-                        call()
+                        call.run()
                     calls[region] = pair
             except Exception as error:  # where kernels are put in, one that does not run here is said to be so
                 log.info("%s is not timed: %s: %s", region.expr.name, type(error).__name__, error)
@@ -216,7 +249,7 @@ def _measured(module: Any, regions: Mapping[Region, int], shelf: KernelShelf) ->
     return times
 
 
-def _in_turns(pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any]]]) -> list[Times]:
+def _in_turns(pairs: Sequence[tuple[TimedCall, TimedCall]]) -> list[Times]:
     samples: list[tuple[list[float], list[float]]] = [([], []) for _ in pairs]
     others = torch.zeros(EVICTING_BYTES // 4)
     start = time.perf_counter()
@@ -225,22 +258,30 @@ def _in_turns(pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any]]]) -> l
             break
         for pair, sample in zip(pairs, samples, strict=True):
             for call, seconds in zip(pair, sample, strict=True):
-                others.add_(1.0)
+                others.sum()
+                for tensor in call.changing:
+                    tensor.mul_(1.0)
                 before = time.perf_counter()
-                call()
+                call.run()
                 seconds.append(time.perf_counter() - before)
     return [(statistics.median(ours), statistics.median(library)) for ours, library in samples]
 
 
-def _kernel_call(module: Any, region: Region, kernel: Kernel) -> Callable[[], Any]:
+def _kernel_call(module: Any, region: Region, kernel: Kernel) -> TimedCall:
     formats = tuple(operand.memory_format for operand in region.operands)
     op = region_operator(kernel.bundle, region.shape, region.memory_format, formats)
     generator = torch.Generator().manual_seed(0)
     values = [operand.arranged(numbers(module, operand.node, generator)) for operand in region.operands]
-    return partial(op, *values)
+    are_constant = [is_constant(operand.node) for operand in region.operands]
+    # Whoever holds a constant itself holds it where it is.
+    values = [value.clone() if fixed else value for value, fixed in zip(values, are_constant, strict=True)]
+    # As in the graph that takes the kernel; the library's own order of weights has no pages that could be moved.
+    use_huge_pages([value for value, fixed in zip(values, are_constant, strict=True) if fixed], ())
+    changing = tuple(value for value, fixed in zip(values, are_constant, strict=True) if not fixed)
+    return TimedCall(partial(op, *values), changing)
 
 
-def library_call(module: Any, region: Region) -> Callable[[], Any] | None:
+def library_call(module: Any, region: Region) -> TimedCall | None:
     """A region's anchor by the library on packed weights, as Inductor runs it on frozen ones; None where it would not
     pack them. Runs within :func:`on_real_tensors`."""
     node, generator = region.anchor.node, torch.Generator().manual_seed(0)
@@ -253,7 +294,7 @@ def library_call(module: Any, region: Region) -> Callable[[], Any] | None:
         packed = reorder(numbers(module, weight, generator), padding, stride, dilation, groups, list(values.shape))
         added = None if bias is None else numbers(module, bias, generator)
         arguments: tuple[Any, ...] = (values, packed, added, padding, stride, dilation, groups, "none", [], "")
-        return partial(torch.ops.mkldnn._convolution_pointwise, *arguments)
+        return TimedCall(partial(torch.ops.mkldnn._convolution_pointwise, *arguments), (values,))
     if node.target not in (_aten.mm.default, _aten.addmm.default):
         return None
     rows, weight = node.args[-2:]
@@ -261,6 +302,6 @@ def library_call(module: Any, region: Region) -> Callable[[], Any] | None:
         return None
     values, transposed = numbers(module, rows, generator), numbers(module, weight, generator).t().contiguous()
     if not torch._C.has_mkl:
-        return partial(torch.mm, values, numbers(module, weight, generator))
+        return TimedCall(partial(torch.mm, values, numbers(module, weight, generator)), (values,))
     packed = torch.ops.mkl._mkl_reorder_linear_weight(transposed, len(values))
-    return partial(torch.ops.mkl._mkl_linear, values, packed, transposed, None, len(values))
+    return TimedCall(partial(torch.ops.mkl._mkl_linear, values, packed, transposed, None, len(values)), (values,))

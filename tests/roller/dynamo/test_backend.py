@@ -157,7 +157,7 @@ class TestOnThisProcessor:
         rounds: list[int] = []
 
         def in_turns(pairs: Any) -> list[tuple[float, float]]:
-            outputs = [tuple(call() for call in pair) for pair in pairs]
+            outputs = [tuple(call.run() for call in pair) for pair in pairs]
             assert all(difference(kernel, product + 1.0) < 1e-5 for kernel, product in outputs)
             rounds.append(len(pairs))
             return [(ours, library)] * len(pairs)

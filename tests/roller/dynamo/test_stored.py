@@ -146,6 +146,7 @@ class TestOnThisProcessor:
         # The library's share decides that its kernels on packed weights stay where they compete.
         monkeypatch.setitem(packed.PACKED_SHARES, "conv2d", 1e3)
         monkeypatch.setitem(packed.PACKED_SHARES, "matmul", 1e3)
+        monkeypatch.setattr(packed, "CALL_SECONDS", 0.0)
         images = torch.randn(2, 3, 12, 12)
         _, decisions = self.run(tmp_path, Small(0).eval(), images, competes=competes)
         assert {decision.is_taken for decision in decisions} == {not competes}
