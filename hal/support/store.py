@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from hal.support.atomic import write_atomic
 
 #: Bytes that a store may hold by default.
@@ -61,6 +59,8 @@ def code_texts(*folders: str) -> Iterator[str | bytes]:
 
 def decoded(data: bytes | None, kind: Any) -> Any:
     """A kept value of a type; None where there is none, or it is none of that type."""
+    import msgspec  # who loads a bundle reads nothing that was encoded, and may lack it
+
     try:
         return None if data is None else msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError):
