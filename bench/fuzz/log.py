@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from functools import lru_cache
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hal.support.errors import InputError
+from hal.support.store import code_texts, digest
 
 Record = dict[str, Any]
-
-_ROOT = Path(__file__).resolve().parent.parent.parent
 
 #: What decides over a kernel and its proof. Records of other code say nothing about it.
 _ROOMS = ("sokoban", "codegen", "roller/construct", "roller/algorithms", "bench/fuzz")
@@ -22,12 +20,7 @@ _ROOMS = ("sokoban", "codegen", "roller/construct", "roller/algorithms", "bench/
 @lru_cache(maxsize=1)
 def code_digest() -> str:
     """A digest of the code that constructs, lowers and verifies kernels."""
-    digest = hashlib.sha256()
-    for room in _ROOMS:
-        for path in sorted((_ROOT / room).rglob("*")):
-            if path.suffix in (".py", ".h", ".cpp", ".c"):
-                digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
+    return digest(*code_texts(*_ROOMS))[:12]
 
 
 class Log:

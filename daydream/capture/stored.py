@@ -22,7 +22,7 @@ from hal.support.store import Store, cache_folder, code_texts, decoded, digest
 FOLDER = "captures"
 
 #: What steps follow from in this project.
-_CODE = ("hal/support", "daydream")
+_CODE = ("hal/support", "sokoban/language", "daydream")
 
 #: Libraries whose models are known by their names or configurations, by what stands in front of those.
 _LIBRARIES = {"hf": "transformers", "timm": "timm"}

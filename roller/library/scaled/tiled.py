@@ -22,6 +22,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from roller.library.arrays import Bools, Floats
 from roller.library.products.matrix_gemm import PORT_BYTES
+from roller.library.streaming.elementwise import REUSE_FULL
 
 #: Bytes of an element of every result: 16-bit floats.
 RESULT_BYTES = 2
@@ -31,10 +32,6 @@ LINE_BYTES = 128
 
 #: Share of L2 that keeps weights from call to call (sharp), and what a kernel uses again (soft).
 KEPT_SHARE, AGAIN_SHARE = 0.95, 0.74
-
-#: Share of L2 up to which lines that are written again and again, in one order, are found there: what repeated calls
-#: find whole (:data:`roller.library.streaming.elementwise.REUSE_FULL`).
-CYCLED_SHARE = 0.28
 
 #: Columns of tiles that run before the next rows, and the exponent of the sum of the flows and what they read again.
 BAND_TILES, AGAIN_OVERLAP = 4.7, 1.42
@@ -245,14 +242,15 @@ class _Kernel:
         """Seconds between blocks that end with their tile and those that begin after them, of a whole call.
 
         Every thread of the latter first copies the kernel's arguments. Those of all blocks that run together stay in
-        L2, where the next ones write over them, or none do; and DRAM takes the results of the former meanwhile.
+        L2, where the next ones write over them in the same order, or none do: up to the share that repeated calls find
+        whole. DRAM takes the results of the former meanwhile.
         """
         c, tiling, device = self.constants, self.tiling, self.device
         if not c.argument_bytes or device.l2 is None:
             return np.asarray(0.0)
         together = device.unit_count * np.asarray(tiling.resident)
         copied = c.argument_bytes * np.asarray(tiling.threads)
-        is_lost = copied * np.minimum(tiling.blocks, together) > CYCLED_SHARE * l2_bytes(device)
+        is_lost = copied * np.minimum(tiling.blocks, together) > REUSE_FULL * l2_bytes(device)
         copies = copied / np.where(is_lost, self._dram_rate, device.l2.bandwidth_bytes_per_second)
         return np.maximum(tiling.blocks - together, 0.0) * (copies + self._tile_bytes / self._dram_rate)
 
