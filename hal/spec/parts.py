@@ -55,6 +55,9 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         latency_seconds: from a dependent load to its value on an idle device; absent where no source gives it.
         scattered_bytes_per_second: rate of reads of ``transaction_bytes`` each, far apart, so that every one activates
             another DRAM row; absent where it was not measured.
+        read_bytes_per_second: rate of reads alone, within pages; absent where it was not measured.
+        page_start_seconds: time in which a unit that reads in one place waits at the beginning of every page of 4 KiB,
+            until its prefetchers follow; absent where it does not, or it was not measured.
         translation_reach_bytes: how much memory a unit can read at a time with the address translations it keeps (its
             TLB); absent where reads do not wait for translations, or it was not measured.
         translation_miss_seconds: time between two misses of a unit's translations; absent together with
@@ -78,6 +81,8 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bank_width_bytes: Count | None = None
     latency_seconds: Positive | None = None
     scattered_bytes_per_second: Positive | None = None
+    read_bytes_per_second: Positive | None = None
+    page_start_seconds: Positive | None = None
     translation_reach_bytes: Count | None = None
     translation_miss_seconds: Positive | None = None
     managed_by: ManagedBy | None = None

@@ -20,6 +20,7 @@ from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
+from sokoban.model.cpu.traffic import PIECES_FOLLOWED
 from sokoban.schedule.cpu_tiles import in_panels, lane_axis, phases_of
 from sokoban.schedule.tile import TileSchedule
 
@@ -84,6 +85,9 @@ class CpuScaleUp:
         tiles.sort(key=lambda each: self._instructions(*each[:2]))
         for tile, _, reasons in tiles[:REGISTER_TILES]:
             yield from self._blocks(tile, reasons)
+        for axis in self._vector_axes():
+            for tile, reasons in self._tiles_apart(axis):
+                yield from self._blocks(tile, reasons, smallest=1)
 
     # ---- the register layer
 
@@ -144,6 +148,22 @@ class CpuScaleUp:
                 path.append((tile, (*path[-1][1], reason)))
             yield from path[-REGISTER_TAIL:]
 
+    def _tiles_apart(self, axis: str) -> Iterator[tuple[dict[str, int], tuple[Reason, ...]]]:
+        """Tiles that read the largest operand in as many places at a time as registers and prefetchers allow, where a
+        core that reads in one place waits at the beginning of every page."""
+        if not any(layer.page_start_seconds for layer in self.device.layers if layer is not self.device.dram):
+            return
+        tensors = self.form.expr.tensor_by_name
+        largest = max(self.form.body_loads, key=lambda load: tensors[load.tensor].size_bytes)
+        outer = next((index.axes[0] for index in largest.indices if index.axes), axis)
+        if outer == axis or outer in self.form.reduced:
+            return
+        extents = dict.fromkeys(min(self.sizes[axis], count * self.lanes) for count in VECTORS)
+        for extent, rows in itertools.product(extents, range(PIECES_FOLLOWED, 1, -1)):
+            tile = {name: 1 for name in self.form.final.axes} | {axis: extent, outer: rows}
+            if self.sizes[outer] % rows == 0 and self._registers(tile, axis) <= self.registers:
+                yield tile, (Reason("registers", f"read {largest.tensor} in {rows} places", self._shape(tile)),)
+
     def _shape(self, tile: Mapping[str, int]) -> Shape:
         """The shape of a register tile at one point of the reduction."""
         return tuple([tile.get(axis, 1) for axis in self.space.axes])
@@ -179,11 +199,14 @@ class CpuScaleUp:
 
     # ---- the layer of a core's own
 
-    def _blocks(self, tile: dict[str, int], reasons: tuple[Reason, ...]) -> Iterator[Candidate]:
-        """Blocks over a register tile for every length of a step: all of the path, as the cache manages itself."""
+    def _blocks(
+        self, tile: dict[str, int], reasons: tuple[Reason, ...], smallest: int = SMALLEST_BLOCK
+    ) -> Iterator[Candidate]:
+        """Blocks of ``smallest`` register tiles or more for every length of a step: all of the path, as the cache
+        manages itself."""
         tiles = self._tiles_in(tile, self.sizes)
         units = min(self.device.unit_count, tiles)
-        least = min(SMALLEST_BLOCK, tiles // units)
+        least = min(smallest, tiles // units)
         for step in self._steps():
             block = dict(tile)
             why = (*reasons, Reason("shared", "start from the register tile", self._full(block, step)))

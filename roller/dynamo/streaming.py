@@ -1,8 +1,8 @@
 """Kernels whose weights come from memory at every call: products of a row or a few with a matrix.
 
 A network comes back to a layer's weights after all others, when they have left the caches. Products of many rows use
-what they read so often that this hardly counts; those of one row take as long as their weights take to come, and what
-is read in one go from the first byte to the last comes fastest.
+what they read so often that this hardly counts; those of one row take as long as their weights take to come. What is
+read in one go comes fastest, in as many places at a time as hide the beginnings of pages, where prefetchers stop.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sokoban.language.expression import TensorExpr
 #: ten to thirty multiply-adds, and shares of both are added up beyond.
 FEW_ROWS = 4
 
-#: Memory's rate for what is read alone over a device's, which is that of sums of two arrays: the line of a third that
-#: is written comes into the caches first, and counts once. Products of one row came to 1.30 of it on one core of an
-#: EPYC with Zen 4.
+#: Memory's rate for what is read alone over a device's, where it was not measured. A device's is that of sums of two
+#: arrays: the line of a third that is written comes into the caches first, and counts once. Products of one row came to
+#: 1.30 of it on one core of an EPYC with Zen 4.
 READING = 4 / 3
 
 #: Share of all bytes of an operator from which on one operand counts as its weights.
@@ -39,7 +39,7 @@ def streams_weights(expr: TensorExpr) -> bool:
 
 def reading_bandwidth(device: DeviceSpec) -> float:
     """Bytes per second that a processor reads of memory while it writes next to nothing."""
-    return READING * device.dram.bandwidth_bytes_per_second
+    return device.dram.read_bytes_per_second or READING * device.dram.bandwidth_bytes_per_second
 
 
 def with_empty_caches(device: DeviceSpec) -> DeviceSpec:
@@ -50,6 +50,7 @@ def with_empty_caches(device: DeviceSpec) -> DeviceSpec:
             layer,
             bandwidth_bytes_per_second=reading_bandwidth(device),
             latency_seconds=memory.latency_seconds or layer.latency_seconds,
+            page_start_seconds=memory.page_start_seconds,
         )
         if layer.shared_by == "device" and layer is not memory
         else layer

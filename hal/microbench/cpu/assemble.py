@@ -154,7 +154,25 @@ class _Assembly:
             "transaction_bytes": topology.caches[-1].line_bytes,
         }
         self._set_rates(dram, "dram.add", layers[-1])
+        self._set_reading(dram, layers[-1]["bandwidth_bytes_per_second"])
         return [*layers, dram]
+
+    def _set_reading(self, dram: dict[str, Any], bound: float) -> None:
+        """Rate of memory that is read alone, at most that of the level above, and what one place at a time costs."""
+        from hal.microbench.cpu.bandwidth import Reading
+
+        reading = Reading.of(self.measurements, len(self.topology.cpus))
+        if reading is None:
+            return
+        rate = min(reading.bytes_per_second, bound)
+        figures = {"read_bytes_per_second": rate, "page_start_seconds": reading.page_start_seconds}
+        for name, value in figures.items():
+            if value is not None:
+                dram[name] = _rounded(value)
+                self.provenance[f"layers.dram.{name}"] = (
+                    "arithmetic: from reads of memory in one place and in several; "
+                    + self._source(self.measurements["dram.read_apart"])
+                )
 
     def _set_rates(self, layer: dict[str, Any], key: str, above: Mapping[str, Any]) -> None:
         """Bandwidth, of a level that is too small for a reading of its own the one above, and latency."""

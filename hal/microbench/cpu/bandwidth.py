@@ -1,12 +1,13 @@
 """Bandwidth of every level: reads of arrays that fit into it and not into the one above, and DRAM's copy and add.
 
 All cores at once, each with arrays of its own. The DRAM loops run in turn with NumPy's, on the same arrays and threads
-(STREAM's copy and add), so that both see the same machine.
+(STREAM's copy and add), so that both see the same machine; and so do reads of one array in one place and in several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from hal.microbench.cpu.cores import Call
 from hal.microbench.cpu.machine import Machine
 from hal.microbench.cpu.topology import Topology
-from hal.microbench.cpu.vector_ir import COPY_ELEMENTS
+from hal.microbench.cpu.vector_ir import COPY_ELEMENTS, PAGE_ELEMENTS, UNROLL
 from hal.microbench.measurement import Measurement, rates
 
 Array = NDArray[np.float32]
@@ -23,9 +24,11 @@ _LEAST_DRAM_BYTES = 128 << 20
 
 
 def measure(machine: Machine) -> Iterator[Measurement]:
-    """``l1.read`` down to ``dram.read``, ``dram.copy`` and ``dram.add`` with NumPy's, bytes per second."""
+    """``l1.read`` down to the last cache's, ``dram.read`` and ``dram.read_apart``, ``dram.copy`` and ``dram.add`` with
+    NumPy's, bytes per second."""
     for name, size in level_sets(machine.topology).items():
-        yield _reads(machine, name, size)
+        if name != "dram":
+            yield _reads(machine, name, size)
     yield from _streams(machine)
 
 
@@ -50,6 +53,36 @@ def level_sets(topology: Topology) -> dict[str, int]:
     return sets
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Memory that is read alone.
+
+    Attributes:
+        bytes_per_second: rate within pages, all cores together.
+        page_start_seconds: seconds that a core which reads in one place waits at the beginning of a page; None where
+            several places are not faster.
+    """
+
+    bytes_per_second: float
+    page_start_seconds: float | None
+
+    @staticmethod
+    def of(measurements: Mapping[str, Measurement], cores: int) -> Reading | None:
+        """Figures of ``dram.read`` and ``dram.read_apart`` together; None where they were not measured.
+
+        Of :data:`UNROLL` places one waits while the others are read: a page takes ``4096 / rate + wait / places``.
+        """
+        one, apart = (measurements.get(key) for key in ("dram.read", "dram.read_apart"))
+        if one is None or apart is None:
+            return None
+        page = 4.0 * PAGE_ELEMENTS * cores
+        in_one, in_several = page / one.value, page / apart.value
+        if in_several >= in_one:
+            return Reading(apart.value, None)
+        start = (in_one - in_several) / (1.0 - 1.0 / UNROLL)
+        return Reading(page / (in_one - start), start)
+
+
 def _reads(machine: Machine, level: str, size: int) -> Measurement:
     arrays = [machine.array(size) for _ in range(machine.cores.count)]
     outs = [machine.array(4096) for _ in arrays]
@@ -68,13 +101,12 @@ def _reads(machine: Machine, level: str, size: int) -> Measurement:
     moved = passes * sum(array.nbytes for array in arrays)
     width = machine.topology.simd_bits
     method = f"{width}-bit reads of {arrays[0].nbytes >> 10} KiB per core, {passes} times"
-    path = "" if level == "dram" else f"layers.{level}.bandwidth_bytes_per_second"
     return Measurement(
         key=f"{level}.read",
         unit="B/s",
         samples=rates(moved, samples),
         method=method,
-        path=path,
+        path=f"layers.{level}.bandwidth_bytes_per_second",
         low=1e9,
         high=1e14,
         best=True,
@@ -86,6 +118,8 @@ def _streams(machine: Machine) -> Iterator[Measurement]:
     size = max(1, level_sets(machine.topology)["dram"] // alignment) * alignment
     sets = [tuple(machine.array(size) for _ in range(3)) for _ in range(machine.cores.count)]
     kinds: dict[str, tuple[int, Callable[[tuple[Array, ...]], Call]]] = {
+        "dram.read": (1, lambda arrays: _ours(machine, "read", arrays[0], machine.array(4096))),
+        "dram.read_apart": (1, lambda arrays: _ours(machine, "read_apart", arrays[0], machine.array(4096))),
         "dram.copy": (2, lambda arrays: _ours(machine, "copy", arrays[0], arrays[2])),
         "numpy.copy": (2, lambda arrays: partial(np.copyto, arrays[2], arrays[0])),
         "dram.add": (3, lambda arrays: _ours(machine, "add", *arrays)),
@@ -98,8 +132,10 @@ def _streams(machine: Machine) -> Iterator[Measurement]:
     for key, (moved, _) in kinds.items():
         total = moved * sum(arrays[0].nbytes for arrays in sets)
         who = "NumPy" if key.startswith("numpy") else f"{machine.topology.simd_bits}-bit loop"
-        method = f"{who}: {moved} arrays of {sets[0][0].nbytes >> 20} MiB per core, in turn with the others"
+        read = "1 array" if moved == 1 else f"{moved} arrays"
+        apart = f" in {UNROLL} places at a time" if key == "dram.read_apart" else ""
         path = "layers.dram.bandwidth_bytes_per_second" if key == "dram.add" else ""
+        method = f"{who}: {read} of {sets[0][0].nbytes >> 20} MiB per core{apart}, in turn with the others"
         yield Measurement(
             key=key,
             unit="B/s",

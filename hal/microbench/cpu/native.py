@@ -11,6 +11,7 @@ from typing import Any
 #: Arguments of every loop: pointers and 64-bit integers.
 _SIGNATURES = {
     "read": "ppii",
+    "read_apart": "ppii",
     "add": "pppii",
     "copy": "ppii",
     "fma": "ppii",

@@ -58,7 +58,15 @@ def module(lanes: int, registers: int) -> str:
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
     )
     count = chains(registers)
-    loops = (_read(lanes), _add(lanes), _copy(lanes), _fma(lanes, count), _fma(lanes, count, IDLE), _SCALAR)
+    loops = (
+        _read(lanes),
+        _read(lanes, places=UNROLL),
+        _add(lanes),
+        _copy(lanes),
+        _fma(lanes, count),
+        _fma(lanes, count, IDLE),
+        _SCALAR,
+    )
     return declared + "".join(loops) + product_ir.tile(lanes, tile_rows(registers)) + "\n!0 = !{i32 1}\n"
 
 
@@ -81,29 +89,36 @@ def _at(name: str, base: str, index: int, lanes: int) -> str:
     return f"  %{name}.o = add i64 %i, {index * lanes}\n  %{name}.at = getelementptr float, ptr {base}, i64 %{name}.o"
 
 
-def _read(lanes: int) -> str:
-    """Reads with one exclusive or per vector, into as many accumulators."""
+def _read(lanes: int, places: int = 1) -> str:
+    """Reads with one exclusive or per vector, into as many accumulators; ``read_apart`` reads in ``places`` equal parts
+    of the array at a time."""
     kind = f"<{lanes} x i32>"
+    width = UNROLL // places
+
+    def at(j: int) -> str:
+        place, vector = divmod(j, width)
+        return (
+            f"  %v{j}.p = mul i64 %count, {place}\n  %v{j}.i = add i64 %i, {vector * lanes}\n"
+            f"  %v{j}.o = add i64 %v{j}.p, %v{j}.i\n  %v{j}.at = getelementptr float, ptr %a, i64 %v{j}.o"
+        )
+
     carried = _each(UNROLL, lambda j: f"  %p{j} = phi {kind} [ zeroinitializer, %entry ], [ %y{j}, %pass.end ]")
     phis = _each(UNROLL, lambda j: f"  %x{j} = phi {kind} [ %p{j}, %pass ], [ %y{j}, %loop ]")
     loads = _each(
         UNROLL,
-        lambda j: (
-            f"{_at(f'v{j}', '%a', j, lanes)}\n  %v{j} = load {kind}, ptr %v{j}.at, align {4 * lanes}\n"
-            f"  %y{j} = xor {kind} %x{j}, %v{j}"
-        ),
+        lambda j: f"{at(j)}\n  %v{j} = load {kind}, ptr %v{j}.at, align {4 * lanes}\n  %y{j} = xor {kind} %x{j}, %v{j}",
     )
     stores = _each(
         UNROLL,
         lambda j: f"  %s{j} = getelementptr {kind}, ptr %out, i64 {j}\n  store {kind} %y{j}, ptr %s{j}, align 4",
     )
     return _LOOP.format(
-        name="read",
-        signature="ptr %a, ptr %out, i64 %count, i64 %passes",
-        before="",
+        name="read" if places == 1 else "read_apart",
+        signature="ptr %a, ptr %out, i64 %whole, i64 %passes",
+        before=f"  %count = udiv i64 %whole, {places}",
         carried=carried,
         body=f"{phis}\n{loads}",
-        step=UNROLL * lanes,
+        step=width * lanes,
         after=stores,
     )
 

@@ -91,7 +91,9 @@ class Stages:
         for above, below in self._pairs():
             copied, copied_unprefetched = traffic.copied_into(above)
             moved = traffic.into(above, self._writes(below)) - copied
-            self.seconds[below.name][where] = self._seconds(above, below, moved)
+            self.seconds[below.name][where] = self._seconds(above, below, moved) + self._beginning(
+                traffic, above, below
+            )
             longer = max(0.0, (below.latency_seconds or 0.0) - (above.latency_seconds or 0.0)) / self.device.unit_count
             lines = self.resident(above) * traffic.unprefetched_into(above) / below.transaction_bytes
             ahead = np.clip(WINDOW_INSTRUCTIONS * lines / work.instructions, 1.0, LINES_IN_FLIGHT)
@@ -127,6 +129,14 @@ class Stages:
     def _seconds(self, above: MemoryLayer, below: MemoryLayer, moved: Floats | float) -> Floats | float:
         """Time in which ``moved`` bytes pass from one layer into the cache above it."""
         return self.resident(above) * moved / below.bandwidth_bytes_per_second
+
+    def _beginning(self, traffic: Traffic, above: MemoryLayer, below: MemoryLayer) -> Floats | float:
+        """Time in which prefetchers find the beginnings of pages. Memory's own rate is that of sums of two arrays,
+        whose pages begin, too."""
+        if below.page_start_seconds is None or below is self.device.dram:
+            return 0.0
+        waits = traffic.pages_begun_into(above) * (below.page_start_seconds / self.device.unit_count)
+        return self.resident(above) * waits
 
     def _writes(self, below: MemoryLayer) -> float:
         """Transfers of what is written. The rate of memory is that of kernels that write, which counts them once."""

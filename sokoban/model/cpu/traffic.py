@@ -97,6 +97,7 @@ class Stream:
             on different pages.
         copied: whether it is read by copying it.
         copying: share of its lines that come while a core copies and computes nothing.
+        places: pieces of it that a core reads at a time.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Stream:
     unprefetched: Floats | float = 0.0
     copied: Bools | bool = False
     copying: Floats | float = 0.0
+    places: Floats | float = 1.0
 
 
 class Traffic:
@@ -170,8 +172,10 @@ class Traffic:
         direct = [self._touched(extents_of(load, box, tensor), tensor) for box in self.boxes]
         staged = self.tiles.table.cached[load.tensor] if load in self.copies else np.zeros(self.count, dtype=bool)
         read_in_place = self._unprefetched(load, direct, start)
+        # Of one row that is longer than a page all places are neighbours.
+        places = np.clip(direct[start].bytes / np.maximum(direct[start].row, 1.0), 1.0, PIECES_FOLLOWED)
         if not staged.any():
-            return [Stream(name=load.tensor, footprints=direct, start=start, unprefetched=read_in_place)]
+            return [Stream(name=load.tensor, footprints=direct, start=start, unprefetched=read_in_place, places=places)]
         # Inside its copy a staged operand is read from scratch memory, which is dense and stays where it is.
         inner, panels = len(self.sum_axes), in_panels(load, self.tiles.axis)
         depth = inner + len(self.tiles.tile_loops) - self.copies[load]
@@ -290,6 +294,15 @@ class Traffic:
         """Bytes that come into a cache without having been asked for ahead, so that a core waits for them while it
         computes."""
         return self._share_into(layer, lambda stream: np.where(stream.copied, 0.0, stream.unprefetched))
+
+    def pages_begun_into(self, layer: MemoryLayer) -> Floats:
+        """Pages of what comes into a cache because it is read, over the places in which it is read at a time: while
+        prefetchers find one page's beginning, the others go on."""
+
+        def pages(stream: Stream) -> Floats | float:
+            return 0.0 if stream.written else (1.0 - stream.unprefetched) / (PAGE_BYTES * stream.places)
+
+        return self._share_into(layer, pages)
 
     def copied_into(self, layer: MemoryLayer) -> tuple[Floats, Floats]:
         """Bytes that come into a cache while a core does nothing but copy, and those of them that were not asked for

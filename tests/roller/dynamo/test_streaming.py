@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hal.catalog import load_device
 from sokoban.language.operators import operator_from_data
@@ -54,3 +55,37 @@ def test_weights_in_panels_are_read_in_one_go(tmp_path: Path) -> None:
     programs = find_programs(form_on(product(1, 32), device), device, 400, "roller").direct
     in_one_go = [each for each in programs if each.schedule.thread_of["n"] == 32 and each.schedule.thread_of["p"] == 1]
     assert any(each.estimate.stage_seconds["latency"] == 0.0 for each in in_one_go)
+
+
+def waiting(seconds: float) -> Any:
+    """The processor with memory whose pages begin with a wait, as a device that streams weights."""
+    memory = replace(DEVICE.dram, read_bytes_per_second=2e11, page_start_seconds=seconds)
+    return with_empty_caches(replace(DEVICE, layers=(*DEVICE.layers[:-1], memory)))
+
+
+def test_pages_begin_in_as_many_places_as_registers_allow() -> None:
+    from roller.programs import find_programs, form_on
+
+    def best(device: Any) -> Any:
+        return find_programs(form_on(product(1, 16), device), device, 1, "roller").direct[0]
+
+    few = {"unit_count": 4}
+    in_one, apart = best(replace(with_empty_caches(DEVICE), **few)), best(replace(waiting(1e-7), **few))
+    # Four panels of two vectors are eight sums of 15 registers, and six do not divide 64.
+    assert in_one.schedule.thread_of["p"] < 4 == apart.schedule.thread_of["p"]
+    assert in_one.schedule.thread_of["n"] == apart.schedule.thread_of["n"] == 16
+
+
+def test_a_page_begins_while_other_places_are_read() -> None:
+    """Of four panels at a time a quarter of the waits is seen, by each core for its share of the pages."""
+    from roller.programs import find_programs, form_on
+
+    device = waiting(1e-7)
+    programs = find_programs(form_on(product(1, 16), device), device, 400, "roller").direct
+    panels = next(
+        each for each in programs if each.schedule.thread_of == {"p": 4, "n": 16} and not each.schedule.cached
+    )
+    pages = 4 * 1024 * 1024 / 4096
+    expected = 4 * 1024 * 1024 / 2e11 + pages / 4 * 1e-7 / DEVICE.unit_count
+    assert panels.estimate.stage_seconds["l3"] == pytest.approx(expected, rel=0.01)
+    assert reading_bandwidth(waiting(1e-7)) == 2e11

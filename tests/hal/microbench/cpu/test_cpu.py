@@ -13,7 +13,7 @@ import pytest
 
 from hal.microbench import Measurement, MicrobenchError, Settings, cpu, json_text, toml_text
 from hal.microbench.cpu import CpuDescription, against_numpy, describe, measure_cpu, numpy_products, topology
-from hal.microbench.cpu.bandwidth import level_sets
+from hal.microbench.cpu.bandwidth import Reading, level_sets
 from hal.microbench.cpu.cores import Cores
 from hal.microbench.cpu.numpy_products import NumpyProducts
 from hal.microbench.cpu.topology import Cache, Topology, read_topology
@@ -121,10 +121,15 @@ def test_a_part_of_a_run_measures_what_was_named() -> None:
         measure_cpu(["dram"])
 
 
-def measured() -> dict[str, Measurement]:
-    def one(key: str, value: float, path: str, unit: str = "B/s") -> Measurement:
-        return Measurement(key=key, unit=unit, samples=(value,), method="made up", path=path, best=True)
+#: Loops that read memory, and the places in which they do.
+READS = {"dram.read": 1, "dram.read_apart": 8}
 
+
+def one(key: str, value: float, path: str = "", unit: str = "B/s") -> Measurement:
+    return Measurement(key=key, unit=unit, samples=(value,), method="made up", path=path, best=True)
+
+
+def measured() -> dict[str, Measurement]:
     found = [one("clock", 3e9, "clock_hz", "Hz"), one("barrier", 1e-7, "barrier_seconds", "s")]
     found.append(one("fma", 2e11, "throughput.float32.peak_flops", "FLOP/s"))
     found.append(one("gemm", 1.8e11, "throughput.float32.sustained_flops", "FLOP/s"))
@@ -150,6 +155,18 @@ def test_the_description_reads_back() -> None:
     description = describe(TWO_CORES, measured(), "2026-01-02")
     assert msgspec.convert(tomllib.loads(toml_text(description)), CpuDescription) == description
     assert msgspec.json.decode(json_text(description), type=CpuDescription) == description
+
+
+def test_beginnings_of_pages_are_what_reading_in_one_place_takes_longer() -> None:
+    """A core reads a page of 4 KiB in 200 ns besides 80 ns of its beginning, which eight places share."""
+    single, apart = (one(key, 2 * 4096 / (200e-9 + 80e-9 / places)) for key, places in READS.items())
+    both = {each.key: each for each in (single, apart)}
+    reading = Reading.of(both, cores=2)
+    assert reading is not None
+    assert reading.bytes_per_second == pytest.approx(2 * 4096 / 200e-9)
+    assert reading.page_start_seconds == pytest.approx(80e-9)
+    assert Reading.of(both | {"dram.read": apart}, cores=2) == Reading(apart.value, None)
+    assert Reading.of({}, cores=2) is None
 
 
 def test_a_missing_number_is_named() -> None:

@@ -20,15 +20,16 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-def test_read_takes_every_element(machine: Machine) -> None:
+@pytest.mark.parametrize("loop", ["read", "read_apart"])
+def test_read_takes_every_element(machine: Machine, loop: str) -> None:
     lanes = machine.topology.lanes
     array = machine.array(1 << 14)
     bits = np.random.default_rng(1).integers(0, 1 << 32, array.size, np.uint32)
     array.view(np.uint32)[:] = bits
     out = np.zeros(UNROLL * lanes, np.uint32)
-    machine.loops["read"](array.ctypes.data, out.ctypes.data, array.size, 1)
+    machine.loops[loop](array.ctypes.data, out.ctypes.data, array.size, 1)
     assert np.bitwise_xor.reduce(out) == np.bitwise_xor.reduce(bits)
-    machine.loops["read"](array.ctypes.data, out.ctypes.data, array.size, 2)
+    machine.loops[loop](array.ctypes.data, out.ctypes.data, array.size, 2)
     assert not out.any()  # twice the same
 
 
