@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,13 +14,38 @@ from codegen.gpu.walks.bounds import inside, named, numbered
 from sokoban.kernel.block_range import BlockRange
 
 
+OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Lt: operator.lt, ast.Gt: operator.gt,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max}
+
+
+def computed(node: ast.expr) -> int:
+    """The value of an expression over numbers."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -computed(operand)
+        case ast.BinOp(left=left, op=operation, right=right):
+            return OPERATIONS[type(operation)](computed(left), computed(right))
+        case ast.Compare(left=left, ops=[comparison], comparators=[right]):
+            return OPERATIONS[type(comparison)](computed(left), computed(right))
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return computed(body if computed(test) else orelse)
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return FUNCTIONS[name](*map(computed, arguments))
+    raise AssertionError(ast.dump(node))
+
+
 def value(text: str, sizes: dict[str, int]) -> int:
     """The value of C text: ``a ? b : c`` nests in its first part alone."""
     for name, size in sorted(sizes.items(), key=lambda item: -len(item[0])):
         text = re.sub(rf"\b{name}\b", str(size), text)
     text = re.sub(r"\(([^()]*) \? ([^()]*) : ([^()]*)\)", r"((\2) if (\1) else (\3))", text)
     text = re.sub(r"^(.*) \? (.*) : (.*)$", r"(\2) if (\1) else (\3)", text)
-    return int(eval(text.replace(" / ", " // ")))
+    return computed(ast.parse(text.replace(" / ", " // "), mode="eval").body)
 
 
 @pytest.mark.parametrize("is_of_keys", [False, True])
