@@ -13,7 +13,6 @@ import pytest
 from codegen.gpu.walks.bounds import inside, named, numbered
 from sokoban.kernel.block_range import BlockRange
 
-
 OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Lt: operator.lt, ast.Gt: operator.gt,
