@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roller.library.attention.tiles import Family
-from sokoban.model.gpu.kinds.attention import POWER_SECONDS, STEP_POWER
+from sokoban.model.gpu.power import POWER_SECONDS, STEP_POWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class AttentionConstants:
     hidden_steps: float = 6.24
     # How soon blocks count as different in length: the inverse of the share by which the longest exceeds the mean.
     uneven: float = 20.0
-    # Those of :func:`sokoban.model.gpu.kinds.attention.power_limited`.
+    # Those of :func:`sokoban.model.gpu.power.power_limited`.
     power: float = STEP_POWER
     power_seconds: float = POWER_SECONDS
     # The kernel that writes new keys and values into their pages: its own cycles, those of a round of its blocks (one

@@ -17,7 +17,7 @@ from roller.library.arrays import Floats
 from roller.library.attention.constants import AttentionConstants, KernelConstants
 from roller.library.attention.tiles import PLANNED_SEQUENCES, ULTRA_CAPABILITIES, AttentionLaunch, Calls
 from roller.library.cache import is_flushed
-from sokoban.model.gpu.kinds.attention import power_limited
+from sokoban.model.gpu.power import power_limited
 
 #: Work of a backward pass over that of the forward pass: matrix products (scores again, then the gradients of scores,
 #: queries, keys and values), the rest of the arithmetic, and bytes.

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from sokoban.kernel.attention import AttentionKernel, GroupedHeads, SliceSum
@@ -20,6 +18,7 @@ from sokoban.kernel.block_range import BlockRange
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pages import rows_of_a_lookup
 from sokoban.model.estimates import Estimate
+from sokoban.model.gpu.power import power_limited
 from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
 from sokoban.schedule.attention import (
     FRAGMENT_DEPTH,
@@ -33,7 +32,6 @@ from sokoban.schedule.attention import (
     shared_bytes,
 )
 from sokoban.schedule.pair import PairSchedule
-from sokoban.schedule.table import Floats
 from sokoban.schedule.warp_groups import MOVED_REGISTERS
 
 #: Share of the shorter of products and exponentials that two warps of a scheduler leave exposed, and instructions per
@@ -70,9 +68,6 @@ OTHER_REGISTERS = 48
 GROUP_OTHER_REGISTERS, GROUP_WINDOW_REGISTERS = 28, 28
 #: Steps of a unit after which half of DRAM's time is hidden behind the rest.
 HIDDEN_STEPS = 6.24
-#: Power of a step over that of as many FLOP of a large matrix product, which a board's power-limited rate is for:
-#: exponentials and registers draw some too. And seconds of a kernel after which half of the fall of the clock has come.
-STEP_POWER, POWER_SECONDS = 1.3, 0.02
 #: Part of the longest block that still runs when the others have ended, where they start in no particular order.
 TAIL = 0.5
 #: Registers that a block's threads are given more or fewer of at a time, where they may be any number of these.
@@ -293,22 +288,6 @@ def _rates(instruction: Instruction, dtype: str, device: DeviceSpec) -> MatrixIn
 def _product_flops(rates: MatrixInstruction) -> float:
     """FLOP/s that matrix products reach before the clock has fallen."""
     return rates.best_flops or rates.sustained_flops
-
-
-def power_limited(
-    seconds: Floats | float, products: Floats | float, power: float = STEP_POWER, long: float = POWER_SECONDS
-) -> Floats:
-    """Seconds with the clock that the board's power limit leaves, the longer the kernel the lower.
-
-    Args:
-        seconds: of the kernel at the clock it starts with.
-        products: its matrix products at the rate that the limit leaves large ones for good.
-        power: see :data:`STEP_POWER`.
-        long: see :data:`POWER_SECONDS`.
-    """
-    sustained = np.maximum(seconds, products * power)
-    limited: Floats = seconds + (sustained - seconds) * seconds / (seconds + long)
-    return limited
 
 
 def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None, resident: int) -> AttentionTimes:
