@@ -10,6 +10,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daydream.capture.models.deferred import frames_without_source
+from daydream.capture.models.deferred_dynamo import defer_dynamo
 from daydream.capture.options import CACHES, CaptureOptions
 from daydream.capture.stored import StoredStep, known_or_captured
 from daydream.operators.convolutions import is_convolution
@@ -53,6 +55,9 @@ def load_subject(
         InputError: the text names nothing, or what it names fails.
     """
     _check_packages()
+    defer_dynamo()
+    with frames_without_source():
+        import_module("torch")
     kind, _, name = text.partition(":")
     file = re.fullmatch(r"(.+\.py)(?::(\w+))?", text)
     if kind == "timm" and name:

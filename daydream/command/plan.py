@@ -177,9 +177,6 @@ def plan_command(
     MODEL is named as for daydream predict. Ranks are numbered as Megatron does: neighbours share layers, then come
     copies of the model, then stages.
     """
-    from daydream.plan.answer import print_plan, print_plans
-    from daydream.plan.planned import planned
-
     if plot is not None:
         from roller.explain.picture import check_plot
 
@@ -197,13 +194,19 @@ def plan_command(
         plans, tried = searched(model, (device, node, boards), ranks, rows, options)
         steps = [each.step for each in plans]
         if not as_json:
+            from daydream.plan.answer import print_plans
+
             print_plans(plans, tried)
     else:
         layout = _layout(place, nodes, options)
         layout.check(place)
         units = units_for(model, board, layout, options)
+        from daydream.plan.planned import planned
+
         steps = [planned(units, layout, board, place, *calls_of(options), balances=options["stages"] == "cost")]
         if not as_json:
+            from daydream.plan.answer import print_plan
+
             print_plan(steps[0], rows)
     for step in steps if as_json else ():
         print_json(step.record())

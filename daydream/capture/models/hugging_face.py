@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from daydream.capture.failures import failures_as_errors
-from daydream.capture.models.deferred import deferred, unbounded_caches
+from daydream.capture.models.deferred import deferred, frames_without_source, unbounded_caches
 from daydream.capture.models.fused_attention import fused_if_written_out
 from daydream.capture.models.inputs import inputs_of_model
 from daydream.capture.models.torchvision_operators import import_torchvision
@@ -26,6 +26,7 @@ from hal.support.errors import InputError, listed
 _CONFIG = "config.json"
 
 
+@frames_without_source()
 def hugging_face_subject(
     path: Path,
     *,

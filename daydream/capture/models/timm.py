@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from daydream.capture.failures import failures_as_errors
+from daydream.capture.models.deferred import frames_without_source
 from daydream.capture.models.torchvision_operators import import_torchvision
 from daydream.capture.pytorch.step import Subject
 from hal.support.errors import InputError, listed
 
 
+@frames_without_source()
 def timm_subject(name: str, *, batch: int | None, image: int | None, training: bool) -> Subject:
     """A network of timm on images.
 

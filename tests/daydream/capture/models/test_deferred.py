@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
 
-from daydream.capture.models.deferred import deferred
+from daydream.capture.models.deferred import _from_last_names, deferred, frames_without_source
 
 SOURCE = "size = 3\n\n\ndef doubled(x):\n    return 2 * x\n"
 
@@ -43,3 +44,26 @@ def test_a_module_that_is_there_stays_as_it_is(slow_module: str) -> None:
     with deferred(slow_module, "doubled"):
         assert sys.modules[slow_module] is imported_late
     assert sys.modules.pop(slow_module) is imported_late
+
+
+def test_frames_are_described_by_file_and_line() -> None:
+    described = inspect.getframeinfo
+    with frames_without_source():
+        frame = inspect.getframeinfo(sys._getframe())
+    assert (frame.filename, frame.function, frame.code_context) == (
+        __file__, "test_frames_are_described_by_file_and_line", None
+    )  # fmt: skip
+    assert inspect.getframeinfo is described
+
+
+def test_names_of_files_are_those_of_the_whole_text() -> None:
+    """Functions of transformers that look for ``__all__``, once as they are and once on the end of the text."""
+    import_utils = pytest.importorskip("transformers.utils.import_utils")
+    texts = (
+        'x = 1\n__all__ = ["a"]\n__all__ = [\n    "b",\n    "c",\n]\n',
+        '__all__ = ["a", "b"]\n',
+        "x = 1\n",
+        "# __all__\n",
+    )
+    from_last = _from_last_names(import_utils.fetch__all__)
+    assert [from_last(each) for each in texts] == [import_utils.fetch__all__(each) for each in texts]
