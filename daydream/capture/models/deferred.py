@@ -109,9 +109,16 @@ def _load(library: Path) -> None:
 
 @contextmanager
 def frames_without_source() -> Iterator[None]:
-    """Within, frames are described by file and line, without a search for the module and the text of the line.
+    """Within, frames are described by file and line, and modules of frames found by name, without reading any source.
 
-    PyTorch describes the frame that defines each of its operators in Python, and takes file and line alone.
+    PyTorch describes the frame that defines each of its operators in Python, and takes file, line and module alone.
     """
-    with patch.object(inspect, "getframeinfo", functools.partial(inspect.getframeinfo, context=0)):
+    search = inspect.getmodule
+
+    def module_of(sought: Any, _filename: str | None = None) -> ModuleType | None:
+        named = sys.modules.get(sought.f_globals.get("__name__", "")) if inspect.isframe(sought) else None
+        return search(sought, _filename) if named is None else named
+
+    described = functools.partial(inspect.getframeinfo, context=0)
+    with patch.object(inspect, "getmodule", module_of), patch.object(inspect, "getframeinfo", described):
         yield

@@ -50,6 +50,8 @@ def test_frames_are_described_by_file_and_line() -> None:
     described = inspect.getframeinfo
     with frames_without_source():
         frame = inspect.getframeinfo(sys._getframe())
+        assert inspect.getmodule(sys._getframe()) is sys.modules[__name__]
+        assert inspect.getmodule(deferred).__name__ == "daydream.capture.models.deferred"
     assert (frame.filename, frame.function, frame.code_context) == (
         __file__, "test_frames_are_described_by_file_and_line", None
     )  # fmt: skip
