@@ -10,8 +10,6 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daydream.capture.models.deferred import frames_without_source
-from daydream.capture.models.deferred_dynamo import defer_dynamo
 from daydream.capture.options import CACHES, CaptureOptions
 from daydream.capture.stored import StoredStep, known_or_captured
 from daydream.operators.convolutions import is_convolution
@@ -55,6 +53,9 @@ def load_subject(
         InputError: the text names nothing, or what it names fails.
     """
     _check_packages()
+    from daydream.capture.models.deferred import frames_without_source
+    from daydream.capture.models.deferred_dynamo import defer_dynamo
+
     defer_dynamo()
     with frames_without_source():
         import_module("torch")

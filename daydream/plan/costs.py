@@ -95,6 +95,17 @@ class Costs:
 
     def passing(self, members: Sequence[int], phase: Phase) -> Pass:
         """Some units in a row going one way; backward, the last of them is first."""
+        key = tuple(members), phase
+        known = self._passing.get(key)
+        if known is None:
+            known = self._passing[key] = self._passed(*key)
+        return known
+
+    @cached_property
+    def _passing(self) -> dict[tuple[tuple[int, ...], Phase], Pass]:
+        return {}
+
+    def _passed(self, members: Sequence[int], phase: Phase) -> Pass:
         order = members if phase == Phase.FORWARD else members[::-1]
         passes = [self.of_unit[int(self.units.captured[unit]), phase] for unit in order]
         device, _, host, exchanged = (sum(column) for column in zip(*passes, strict=True))

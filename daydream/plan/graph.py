@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,19 @@ def plan_graph(costs: Costs) -> TaskGraph:
     for stage in range(costs.layout.pipeline):
         build.stage(stage)
     return build.graph()
+
+
+@cache
+def _stream(stage: int, which: int) -> Thread:
+    """A stream of the rank that stands for a stage."""
+    label = f"stage {stage}: {STREAMS[which]}"
+    return Thread(kind=ThreadKind.STREAM, label=label, number=which, device=stage, process=stage)
+
+
+@cache
+def _host(stage: int) -> Thread:
+    """The host thread of a stage's rank."""
+    return Thread(kind=ThreadKind.CPU, label=f"stage {stage}: host", process=stage)
 
 
 @dataclass(eq=False)
@@ -82,18 +95,9 @@ class _Builder:
         self.edges += [(source, row, int(between)) for source in after]
         return row
 
-    def stream(self, stage: int, which: int) -> Thread:
-        """A stream of the rank that stands for a stage."""
-        label = f"stage {stage}: {STREAMS[which]}"
-        return Thread(kind=ThreadKind.STREAM, label=label, number=which, device=stage, process=stage)
-
-    def host(self, stage: int) -> Thread:
-        """The host thread of a stage's rank."""
-        return Thread(kind=ThreadKind.CPU, label=f"stage {stage}: host", process=stage)
-
     def run(self, stage: int, name: str, taken: Pass, phase: Phase, layer: str, after: Sequence[int]) -> int:
         """Kernels of some units behind what they wait for; the task at whose end all of them are done."""
-        host, kernels = self.host(stage), self.stream(stage, 0)
+        host, kernels = _host(stage), _stream(stage, 0)
         first = self.add(f"launch {name}", host, taken.lead, kind=TaskKind.CPU, phase=phase, layer=layer)
         host_remainder = max(taken.host - taken.lead, 0.0)
         last = self.add(f"launch rest of {name}", host, host_remainder, kind=TaskKind.CPU, phase=phase, layer=layer)
@@ -284,7 +288,7 @@ class _Stage:
         if not 0 <= goal < layout.pipeline * layout.chunks:
             return
         seconds = self.costs.hand_over(self.stage, goal % layout.pipeline)
-        thread = self.build_.stream(self.stage, 3 if forward else 4)
+        thread = _stream(self.stage, 3 if forward else 4)
         phase = Phase.FORWARD if forward else Phase.BACKWARD
         self.build_.sent[key] = self.build_.add(
             "send", thread, seconds, kind=TaskKind.COMMUNICATION, phase=phase,
@@ -307,10 +311,10 @@ class _Stage:
         if update is not None and self.costs.layout.offload == "parameters":
             part = size.shared / self.costs.layout.group() + size.experts / self.costs.layout.group(experts=True)
             asked = [self.build_.add(
-                f"{name} from the host", self.build_.stream(self.stage, 6), update.copy_seconds(part),
+                f"{name} from the host", _stream(self.stage, 6), update.copy_seconds(part),
                 kind=TaskKind.COMMUNICATION, phase=phase, size=part, after=asked,
             )]  # fmt: skip
-        thread = self.build_.stream(self.stage, 1)
+        thread = _stream(self.stage, 1)
         row = self.build_.add(
             f"all-gather {name}", thread, self.costs.exchange("all_gather", size), kind=TaskKind.COMMUNICATION,
             phase=phase, size=size.total, after=asked,
@@ -319,7 +323,7 @@ class _Stage:
 
     def _host_row(self) -> list[int]:
         """The last task of the rank's host thread, as far as there is one."""
-        thread = self.build_.threads.get(self.build_.host(self.stage))
+        thread = self.build_.threads.get(_host(self.stage))
         for row in range(len(self.build_.rows) - 1, max(len(self.build_.rows) - 12, 0) - 1, -1):
             if self.build_.rows[row][2] == thread:
                 return [row]
@@ -363,7 +367,7 @@ class _Stage:
         if not size.total:
             return
         seconds = count * self.costs.exchange(collective, size)
-        thread = self.build_.stream(self.stage, 2)
+        thread = _stream(self.stage, 2)
         row = self.build_.add(
             name,
             thread,
@@ -385,7 +389,7 @@ class _Stage:
         if self.parallel and self.costs.layout.shard in ("zero1", "zero2"):
             size = self._sum(self.costs.unit_bytes, members)
             self.build_.add(
-                "all-gather of parameters", self.build_.stream(self.stage, 1), self.costs.exchange("all_gather", size),
+                "all-gather of parameters", _stream(self.stage, 1), self.costs.exchange("all_gather", size),
                 kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=size.total, after=[done],
             )  # fmt: skip
 
@@ -398,24 +402,22 @@ class _Stage:
         # Copies of gradients began with the first of them.
         first = self.exchanged[:1] or self.passed[-1:]
         copied = self.build_.add(
-            "gradients to the host", self.build_.stream(self.stage, 5), update.copy_seconds(elements * sent),
+            "gradients to the host", _stream(self.stage, 5), update.copy_seconds(elements * sent),
             kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=elements * sent, after=first,
         )  # fmt: skip
         waited = self.build_.add(
-            "wait for gradients", self.build_.host(self.stage), 0.0, kind=TaskKind.CPU, phase=Phase.UPDATE,
+            "wait for gradients", _host(self.stage), 0.0, kind=TaskKind.CPU, phase=Phase.UPDATE,
             after=[copied, *behind],
         )  # fmt: skip
         seconds = update.update_seconds(elements, costs.states, sent, back)
-        done = self.build_.add(
-            "update on the host", self.build_.host(self.stage), seconds, kind=TaskKind.CPU, phase=Phase.UPDATE
-        )
+        done = self.build_.add("update on the host", _host(self.stage), seconds, kind=TaskKind.CPU, phase=Phase.UPDATE)
         if costs.layout.offload == "parameters":
             return done
         returned = self.build_.add(
-            "parameters from the host", self.build_.stream(self.stage, 6), update.copy_seconds(elements * back),
+            "parameters from the host", _stream(self.stage, 6), update.copy_seconds(elements * back),
             kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=elements * back, after=[waited],
         )  # fmt: skip
         return self.build_.add(
-            "end of the update", self.build_.stream(self.stage, 6), 0.0, kind=TaskKind.COMMUNICATION,
+            "end of the update", _stream(self.stage, 6), 0.0, kind=TaskKind.COMMUNICATION,
             phase=Phase.UPDATE, after=[returned, done],
         )  # fmt: skip

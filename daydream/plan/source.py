@@ -9,7 +9,6 @@ from inspect import signature
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from daydream.capture.models.deferred import load_torch_library
 from daydream.capture.sources import CaptureOptions, captured, load_subject
 from daydream.capture.stored import StoredStep, known_or_captured
 from daydream.plan.units import FEW, Units, compiled_blocks, units_of
@@ -58,6 +57,8 @@ def planned_units(
 def _step(model: str | Callable[[], Subject], options: CaptureOptions, **divided: Any) -> StoredStep:
     """The step with a few of the model's equal blocks where it can be captured so."""
     if isinstance(model, str):
+        from daydream.capture.models.deferred import load_torch_library
+
         load_torch_library()
         # Other modules that a plan needs, imported while PyTorch's library is loaded.
         import_module("daydream.plan.planned")

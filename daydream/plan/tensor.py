@@ -17,6 +17,9 @@ from math import ceil
 from typing import Any
 
 import torch
+
+# Sizes of what the collectives make, on tensors without data.
+import torch.distributed._functional_collectives  # noqa: F401
 from torch import nn
 
 from daydream.capture.pytorch.checkpoints import repeated_blocks
