@@ -42,8 +42,8 @@ class ChainProgram:
     """An operator as a chain of kernels.
 
     Attributes:
-        algorithm: ``"split-k"``, ``"split-rows"``, ``"winograd"``, ``"flat-image"``, ``"flash"``, ``"sequence"`` or
-            ``"fused pair"``.
+        algorithm: ``"split-k"``, ``"split-rows"``, ``"winograd"``, ``"flat-image"``, ``"flash"``, ``"line"``,
+            ``"split-line"``, ``"sequence"`` or ``"fused pair"``.
         variant: its parameters in words: ``16 slices of k``.
         form: the operator as a whole.
         split: how it was taken apart.

@@ -90,9 +90,13 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
     Raises:
         InputError: the device has no kernels.
     """
+    from roller.algorithms.split_line import split_lines
+
     parts = line_parts(placed.form, placed.device)
-    chains = tuple(ChainProgram(NAME, part.label, placed.form, WholeLine(), (part,)) for part in parts[:top_k])
-    return Considered(NAME, chains, scored=len(parts))
+    chains = [ChainProgram(NAME, part.label, placed.form, WholeLine(), (part,)) for part in parts[:top_k]]
+    split = list(split_lines(placed, parts[0]))
+    ranked = sorted((*chains, *split), key=lambda program: program.estimate.seconds)
+    return Considered(NAME, tuple(ranked[:top_k]), scored=len(parts) + len(split))
 
 
 def line_parts(form: KernelForm, device: DeviceSpec) -> list[ProgramPart]:

@@ -182,14 +182,23 @@ def _thinned(counts: Iterable[int]) -> list[int]:
 def _near(form: KernelForm, axis: str, count: int, snap: float) -> Iterator[Slices]:
     """The nearest whole cut within a factor of ``snap``; where none is near, slices of which the last is short."""
     size = form.sizes[axis]
-    even_counts = [d for d in _divisors(size) if count / snap <= d <= count * snap]
-    if even_counts:
-        best = min(even_counts, key=lambda d: abs(math.log(d / count)))
+    best = nearest_divisor(size, count, snap)
+    if best is not None:
         yield Slices(axis, best, size // best)
     elif _can_pad(form, axis):
         length = -(-size // count)
         length = -(-length // ALIGNED) * ALIGNED if length > 2 * ALIGNED else length
         yield Slices(axis, -(-size // length), length)
+
+
+def nearest_divisor(number: int, wanted: float, snap: float) -> int | None:
+    """The divisor of a number that is nearest to a wanted one, by ratio; None where none is within a factor of ``snap``.
+
+    >>> nearest_divisor(96, 7.5, 1.25), nearest_divisor(97, 7.5, 1.25)
+    (8, None)
+    """
+    near = [d for d in _divisors(number) if wanted / snap <= d <= wanted * snap]
+    return min(near, key=lambda d: abs(math.log(d / wanted)), default=None)
 
 
 def _divisors(number: int) -> list[int]:

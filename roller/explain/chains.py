@@ -16,6 +16,7 @@ _MEANING = {
     "sequence": "kernels one after the other: what one makes passes through memory to the next, each as if alone",
     "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
     "flat-image": "the image is copied with its padding written out, so that one product reads it moved by every tap",
+    "split-line": "other blocks have other parts of a line, so that no unit idles; what parts come to is found before",
     "split-rows": "other blocks reduce other slices of a row, so that no unit idles; rows are read for every reduction",
 }
 
