@@ -85,7 +85,7 @@ class Programs:
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
         if proposals.placed.form.is_composed:
-            considered = _composed(proposals.placed, top_k, method)
+            considered = _composed(proposals.placed, top_k, method, algorithms)
         elif direct and not set(algorithms) <= {DIRECT}:
             considered = algorithms_of(proposals.placed, direct[0], algorithms)
         return Programs(
@@ -199,10 +199,10 @@ def find_programs(
     return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms, method=method)
 
 
-def _composed(placed: PlacedForm, top_k: int, method: str) -> tuple[Considered, ...]:
+def _composed(placed: PlacedForm, top_k: int, method: str, algorithms: Collection[str]) -> tuple[Considered, ...]:
     """Outcome for an operator that no schedule of tiles computes."""
     if not placed.form.stages:
-        return (composed_programs(placed, top_k),)
+        return (composed_programs(placed, top_k, algorithms),)
     from roller.algorithms import pair, sequence
 
     stages = [_stage_parts(stage, placed.device, top_k, method) for stage in placed.form.stages]

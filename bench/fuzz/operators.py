@@ -414,9 +414,20 @@ def long_reduction(draw: Draw) -> Data:
 
 def lines(draw: Draw) -> Data:
     """A scan, or the place of a largest or smallest value, along any axis of up to three."""
+    axes = draw.axes(*("i", "j", "k")[: draw.chance.choice((1, 2, 2, 3))])
+    return _lines(draw, axes, draw.chance.choice(axes))
+
+
+def long_lines(draw: Draw) -> Data:
+    """Few lines so long that parts of them are for several blocks."""
+    along = draw.axes("j", tables=((16384, 24576, 65536, 131072, 262144),))
+    axes = [*draw.axes("i", tables=((1, 2, 3),)), *along][draw.chance.choice((0, 0, 1)) :]
+    draw.chance.shuffle(axes)
+    return _lines(draw, axes, "j")
+
+
+def _lines(draw: Draw, axes: list[str], along: str) -> Data:
     chance = draw.chance
-    axes = draw.axes(*("i", "j", "k")[: chance.choice((1, 2, 2, 3))])
-    along = draw.chance.choice(axes)
     others = [axis for axis in axes if axis != along]
     limit(draw, 2**20)
     wanted = draw.target.name if draw.target is not None and not draw.target.place else ""
@@ -464,7 +475,7 @@ FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
 )  # fmt: skip
 
 
-_BY_NAME = {frame.__name__: frame for frame in (*(frame for frame, _ in FRAMES), lines)}
+_BY_NAME = {frame.__name__: frame for frame in (*(frame for frame, _ in FRAMES), lines, long_lines)}
 
 
 def operator(number: int, seed: int = 0) -> Data:

@@ -88,6 +88,8 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.
     "split-rows": _without(_BODIES - {"prod of a reduction"} | _OUTSIDE, *_MOVED) | {*_ANY_FLOAT},
+    # A line is cut where all that is read along it is read plainly.
+    "split-line": _without(_INSIDE | _OUTSIDE, *_MOVED) | {*SCANNED, *PLACED, *SCAN_OPTIONS, *_ANY_FLOAT, *_RESULTS},
     "sequence": _BODIES | _OUTSIDE | _GATHERED | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),

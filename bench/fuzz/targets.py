@@ -21,7 +21,8 @@ NAMED, NAMED_TURNS = "named", 8
 FRAMES: Mapping[str, tuple[str, ...]] = {
     "windows": ("windows",), "wmma": ("matrix_product",), "bulk": ("matrix_product",),
     "walks.pair_warps": ("pair",), "walks.pair_multiply_adds": ("pair",), "split-k": ("long_reduction",),
-    "split-rows": ("long_rows",), "sequence": ("steps",), "cpu.tiles": ("contraction", "reduction"),
+    "split-rows": ("long_rows",), "split-line": ("long_lines",), "sequence": ("steps",),
+    "cpu.tiles": ("contraction", "reduction"),
     "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),
     "walks.gradient_warps": ("attention_gradient",), "walks.gradient_groups": ("attention_gradient",),
     "walks.gradient_multiply_adds": ("attention_gradient",), "cpu.walks": ("lines",),

@@ -29,8 +29,11 @@ _CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
     flat_image.NAME: _flat_image,
 }
 
+#: Lines in parts, of which :mod:`roller.algorithms.split_line` tells; it is imported where there is a line.
+SPLIT_LINE = "split-line"
+
 #: All that programs may be made by; ``direct`` is one kernel.
-ALGORITHMS = (DIRECT, *_CONSIDER)
+ALGORITHMS = (DIRECT, *_CONSIDER, SPLIT_LINE)
 
 
 def algorithms_of(
@@ -47,18 +50,22 @@ def algorithms_of(
     return tuple(consider(placed, direct) for consider in asked.values())
 
 
-def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
+def composed_programs(placed: PlacedForm, top_k: int, algorithms: Collection[str] = ALGORITHMS) -> Considered:
     """The ``top_k`` best programs of attention, of a gradient of it, or of a scan or place, which have no others.
+
+    Lines are in parts where ``algorithms`` have those.
 
     Raises:
         InputError: the device or the kernels have nothing for the operator.
     """
     # Nothing else has a use for them, and starting a command takes no longer for what it does not need.
-    from roller.algorithms import flash, flash_gradient, line
+    if placed.form.is_line:
+        from roller.algorithms.split_line import consider_lines
 
-    consider = {
-        "attention": flash.consider, "attention_gradient": flash_gradient.consider, "line": line.consider,
-    }  # fmt: skip
+        return consider_lines(placed, top_k, in_parts=SPLIT_LINE in algorithms)
+    from roller.algorithms import flash, flash_gradient
+
+    consider = {"attention": flash.consider, "attention_gradient": flash_gradient.consider}
     return consider[placed.form.kind](placed, top_k)
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
-from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
+from roller.algorithms.chain import needed_sizes
 from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.line import LineKernel
-from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.model.cpu.lines import estimate_cpu_lines
 from sokoban.model.cpu.scatters import estimate_cpu_scatter
@@ -82,21 +81,6 @@ def _scatter_sizes(kernel: LineKernel, schedule: LineSchedule) -> dict[str, int]
         sizes[axis] = max(1, min(kernel.sizes[axis], remaining))
         remaining = -(-remaining // sizes[axis])
     return sizes
-
-
-def consider(placed: PlacedForm, top_k: int) -> Considered:
-    """The ``top_k`` best programs of a scan or place.
-
-    Raises:
-        InputError: the device has no kernels.
-    """
-    from roller.algorithms.split_line import split_lines
-
-    parts = line_parts(placed.form, placed.device)
-    chains = [ChainProgram(NAME, part.label, placed.form, WholeLine(), (part,)) for part in parts[:top_k]]
-    split = list(split_lines(placed, parts[0]))
-    ranked = sorted((*chains, *split), key=lambda program: program.estimate.seconds)
-    return Considered(NAME, tuple(ranked[:top_k]), scored=len(parts) + len(split))
 
 
 def line_parts(form: KernelForm, device: DeviceSpec) -> list[ProgramPart]:

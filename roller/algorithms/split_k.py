@@ -192,7 +192,7 @@ def _near(form: KernelForm, axis: str, count: int, snap: float) -> Iterator[Slic
 
 
 def nearest_divisor(number: int, wanted: float, snap: float) -> int | None:
-    """The divisor of a number that is nearest to a wanted one, by ratio; None where none is within a factor of ``snap``.
+    """The divisor of a number that is nearest to a wanted one by ratio; None where none is within a factor of ``snap``.
 
     >>> nearest_divisor(96, 7.5, 1.25), nearest_divisor(97, 7.5, 1.25)
     (8, None)

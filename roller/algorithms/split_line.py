@@ -24,8 +24,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, needed_sizes
-from roller.algorithms.line import line_parts, line_sizes
+from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
+from roller.algorithms.line import NAME as WHOLE
+from roller.algorithms.line import WholeLine, line_parts, line_sizes
 from roller.algorithms.slices import Slices
 from roller.algorithms.split_k import NEAR_BOUND, nearest_divisor
 from roller.construct.construct import construct
@@ -228,9 +229,7 @@ class _Parts:
         shape = (*tensor.shape[:place], self.slices.count, self.slices.length, *tensor.shape[place + 1 :])
         return replace(tensor, shape=shape, external_shape=tensor.caller_shape)
 
-    def _viewed(
-        self, value: Value, more: dict[Value, Value] | None = None, part: AffineIndex | None = None
-    ) -> Value:
+    def _viewed(self, value: Value, more: dict[Value, Value] | None = None, part: AffineIndex | None = None) -> Value:
         """A value over a part and the axis within it."""
         changes: dict[Value, Value] = dict(more or {})
         for node in walk(value):
@@ -284,7 +283,20 @@ def can_cut(form: KernelForm) -> bool:
     return any(axis in index.axes for load in loads(kernel.body) for index in load.indices)
 
 
-def split_lines(placed: PlacedForm, whole: ProgramPart) -> Iterator[ChainProgram]:
+def consider_lines(placed: PlacedForm, top_k: int, *, in_parts: bool) -> Considered:
+    """The ``top_k`` best programs of a scan or place, lines whole or ``in_parts``.
+
+    Raises:
+        InputError: the device has no kernels.
+    """
+    parts = line_parts(placed.form, placed.device)
+    chains = [ChainProgram(WHOLE, part.label, placed.form, WholeLine(), (part,)) for part in parts[:top_k]]
+    split = list(_split_lines(placed, parts[0])) if in_parts else []
+    ranked = sorted((*chains, *split), key=lambda program: program.estimate.seconds)
+    return Considered(WHOLE, tuple(ranked[:top_k]), scored=len(parts) + len(split))
+
+
+def _split_lines(placed: PlacedForm, whole: ProgramPart) -> Iterator[ChainProgram]:
     """Lines in parts, priced, where the best kernel of whole lines leaves units idle."""
     form, device = placed.form, placed.device
     if device.teu.lane != "thread" or not can_cut(form):

@@ -46,8 +46,8 @@ def algorithms_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--algorithms",
         default=None,
         metavar="LIST",
-        help="Kinds of programs that compete, of direct (one kernel), split-k, split-rows, winograd, flat-image.  "
-        "[default: all]",
+        help="Kinds of programs that compete, of direct (one kernel), split-k, split-rows, winograd, flat-image, "
+        "split-line.  [default: all]",
     )(command)
 
 

@@ -381,6 +381,9 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(expr)))
     else:
         expr = inline_pointwise(expr)
+    places = [each for each in expr.statements[:-1] if each.is_of_lines and each.reduction is not None]
+    if places and all(expr.sizes[axis] == 1 for axis in expr.statements[-1].axes):
+        expr, _ = _scalars_on_an_axis(expr, places)
     line = line_expression(expr)
     if line is not None:
         return _form(source, "line", line, (), fused)

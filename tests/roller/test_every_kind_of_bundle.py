@@ -59,6 +59,8 @@ OPERATORS: tuple[dict[str, Any], ...] = (
     {"op": "reduce", "function": "mean", "shape": [37, 130], "axes": [1]},
     {"op": "reduce", "function": "argmax", "shape": [37, 130], "axes": [1]},
     {"op": "scan", "function": "sum", "shape": [37, 130]},
+    {"op": "scan", "function": "sum", "shape": [1, 1048576]},
+    {"op": "reduce", "function": "argmax", "shape": [2, 524288], "axes": [1]},
     {"op": "topk", "shape": [37, 130], "k": 3, "result": "values"},
     {"op": "topk", "shape": [37, 130], "k": 3, "result": "indices"},
     {"op": "scatter_add", "rows": 40, "columns": 36, "count": 70},

@@ -250,7 +250,8 @@ def test_an_unknown_algorithm_is_one_line(tmp_path: Path) -> None:
     )
     assert result.exit_code == 2
     assert result.stderr == (
-        "roller: --algorithms: there is no 'fft'; list some of direct, split-k, split-rows, winograd, flat-image\n"
+        "roller: --algorithms: there is no 'fft'; list some of direct, split-k, split-rows, winograd, flat-image, "
+        "split-line\n"
     )
 
 

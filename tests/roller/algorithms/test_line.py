@@ -14,6 +14,7 @@ from codegen.verify.gpu import verify_chain
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from roller.algorithms import DIRECT
 from roller.algorithms.chain import ChainProgram
 from roller.cli import main
 from roller.estimate.gradients import gradients
@@ -74,7 +75,8 @@ BOARD_CASES = CASES | {
 
 
 def ranked(data: dict[str, Any], device: DeviceSpec, count: int = 60) -> list[ChainProgram]:
-    programs = find_programs(form_on(operator_from_data(data), device), device, count, "roller").ranked(count)
+    form = form_on(operator_from_data(data), device)
+    programs = find_programs(form, device, count, "roller", (DIRECT,)).ranked(count)
     assert all(isinstance(program, ChainProgram) for program in programs)
     return programs  # type: ignore[return-value]
 
