@@ -38,6 +38,7 @@ from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
+from sokoban.language.expression import Reduction
 from sokoban.schedule.cutting import cut_sizes, resize
 from sokoban.schedule.patches import LineSchedule
 from sokoban.schedule.tile import TileSchedule
@@ -109,8 +110,10 @@ def consider_lines(placed: PlacedForm, top_k: int, *, in_parts: bool) -> Conside
 def _split_lines(placed: PlacedForm, whole: ProgramPart) -> Iterator[ChainProgram]:
     """Lines in parts, priced, where the best kernel of whole lines leaves units idle."""
     form, device = placed.form, placed.device
-    if device.teu.lane != "thread" or not can_cut(form):
-        return
+    walk = form.line_kernel.walk
+    reads_places = isinstance(walk, Reduction) and walk.is_place
+    if not can_cut(form) or (reads_places and device.teu.lane != "thread"):
+        return  # Kernels of processors read no places.
     least = NEAR_BOUND * placed.least_seconds + 3 * device.launch_overhead_seconds
     if form.line_kernel.lines >= device.unit_count * PARTS_PER_UNIT[-1] or whole.estimate.seconds <= least:
         return

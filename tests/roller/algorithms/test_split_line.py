@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from codegen.target import Target
+from codegen.verify.cpu import verify_cpu_chain
 from codegen.verify.gpu import verify_chain
 from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
 from roller.algorithms import ALGORITHMS, DIRECT
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.line_parts import can_cut
@@ -61,9 +63,9 @@ def form_of(data: dict[str, Any]) -> KernelForm:
     return kernel_form(operator_from_data({**data, "name": "lines"}))
 
 
-def split(data: dict[str, Any]) -> list[ChainProgram]:
-    form = form_on(operator_from_data({**data, "name": "lines"}), H100)
-    chains = find_programs(form, H100, 60, "roller").chains
+def split(data: dict[str, Any], device: DeviceSpec = H100) -> list[ChainProgram]:
+    form = form_on(operator_from_data({**data, "name": "lines"}), device)
+    chains = find_programs(form, device, 60, "roller").chains
     return [program for program in chains if program.algorithm == NAME]
 
 
@@ -139,6 +141,18 @@ def test_twins_in_opencl_are_right(data: dict[str, Any]) -> None:
     *_, program = split(data)
     result = verify_chain(program.check(), engine="opencl", target=Target.of(V100))
     assert result.passed, (program.policy, result.reason)
+
+
+@pytest.mark.usefixtures("c_compiler")
+@pytest.mark.parametrize("name", ["one line", "in the middle", "a prime", "values by rank"])
+def test_kernels_of_processors_are_right(name: str) -> None:
+    program, *_ = split(CASES[name], CPU)
+    result = verify_cpu_chain(program.check(), Target.of(CPU))
+    assert result.passed, (program.policy, result.reason)
+
+
+def test_processors_read_no_places() -> None:
+    assert not split(CASES["places"], CPU)
 
 
 def test_one_long_line_takes_what_its_elements_take_from_memory_and_not_one_block() -> None:
