@@ -29,6 +29,9 @@ _CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
     flat_image.NAME: _flat_image,
 }
 
+#: Those whose kernels processors run as well.
+_VECTORS = (split_k.NAME, split_rows.NAME)
+
 #: Lines in parts, of which :mod:`roller.algorithms.split_line` tells; it is imported where there is a line.
 SPLIT_LINE = "split-line"
 
@@ -42,12 +45,15 @@ def algorithms_of(
     """Programs of an operator by the ``algorithms``; its best program of one kernel is ``direct``."""
     asked = {name: consider for name, consider in _CONSIDER.items() if name in algorithms}
     device = placed.device
-    if device.code_generator is None or device.teu.lane != "thread":
+    if device.code_generator is None:
         reason = f"kernels of {device.name} are not launched one after the other"
-        if device.code_generator is not None:
-            reason = f"it is for lanes that are threads; those of {device.name} are elements of vectors"
         return tuple(Considered(name, declined=reason) for name in asked)
-    return tuple(consider(placed, direct) for consider in asked.values())
+    threads = device.teu.lane == "thread"
+    vectors = f"it is for lanes that are threads; those of {device.name} are elements of vectors"
+    return tuple(
+        consider(placed, direct) if threads or name in _VECTORS else Considered(name, declined=vectors)
+        for name, consider in asked.items()
+    )
 
 
 def composed_programs(placed: PlacedForm, top_k: int, algorithms: Collection[str] = ALGORITHMS) -> Considered:

@@ -129,11 +129,12 @@ class KernelShelf:
         return self._seconds[name]
 
     def _constructed_seconds(self, expr: TensorExpr) -> float:
+        from roller.construct.program import DIRECT
         from roller.programs import find_programs, form_on
 
         try:
             device = self.device_for(expr)
-            programs = find_programs(form_on(expr, device), device, 1, "roller").ranked(1)
+            programs = find_programs(form_on(expr, device), device, 1, "roller", (DIRECT,)).ranked(1)
         except InputError:
             return 0.0
         return programs[0].estimate.seconds if programs else 0.0
@@ -168,6 +169,7 @@ class KernelShelf:
         from roller.compile.bundles import WrongKernelError, write_bundle
         from roller.compile.pipeline import compile_operators
         from roller.compile.workers import worker_pool
+        from roller.construct.program import DIRECT
 
         possible, refused = _constructible(expressions, self.device)
         yield from refused
@@ -181,8 +183,9 @@ class KernelShelf:
                 device = self.device_for(batch[0])
                 try:
                     for operator in compile_operators(
-                        batch, device, top_k=1, verify=int(self.verify), pool=stored_or_built, method="roller"
-                    ):
+                        batch, device, top_k=1, verify=int(self.verify), pool=stored_or_built, method="roller",
+                        algorithms=(DIRECT,),
+                    ):  # fmt: skip
                         done += 1
                         try:
                             write_bundle(operator, self.device, self.folder)

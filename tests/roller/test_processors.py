@@ -16,6 +16,8 @@ from click.testing import CliRunner, Result
 
 import roller
 from codegen.bundle.manifest import read_manifest
+from codegen.target import Target
+from codegen.verify.cpu import verify_cpu_chain
 from hal.catalog import load_device
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
@@ -169,8 +171,8 @@ def test_the_right_profiler_is_named_by_the_files(place: Path, tmp_path: Path) -
             "roller: --search sokoban: is for lanes that are threads; those of mine are elements of vectors; leave it",
         ),
         (
-            ("compile", "ops.json", "--device", "mine.toml", "--algorithms", "split-k"),
-            "roller: --algorithms: none applies to product (split-k: it is for lanes that are threads; those of mine ",
+            ("compile", "ops.json", "--device", "mine.toml", "--algorithms", "winograd"),
+            "roller: --algorithms: none applies to product (winograd: it is for lanes that are threads; those of mine ",
         ),
     ],
 )
@@ -208,13 +210,33 @@ def test_the_hottest_loop_is_shown(place: Path) -> None:
     assert data["hot"]["multiply_adds"] > 0 and data["hot"]["vector_bits"] == WIDTH
 
 
-def test_search_and_chains_are_for_lanes_that_are_threads() -> None:
+def test_search_and_transforms_are_for_lanes_that_are_threads() -> None:
     device = processor()
     assert finders(device, "both") == finders(device, "roller") == (True, False)
     form = kernel_form(operator_from_data({"op": "matmul", "m": 8, "n": 8, "k": 4096}))
     best = construct(form, device, 1).programs[0]
     considered = algorithms_of(PlacedForm(form, device), best)
-    assert all("it is for lanes that are threads" in one.declined for one in considered)
+    declined = {one.algorithm for one in considered if "it is for lanes that are threads" in one.declined}
+    assert declined == {"winograd", "flat-image"}
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ({"op": "softmax", "shape": [1, 131072]}, "split-rows"),
+        ({"op": "reduce", "function": "sum", "shape": [1 << 22], "axes": [0]}, "split-k"),
+    ],
+    ids=["few rows", "one sum"],
+)  # fmt: skip
+def test_few_long_rows_and_sums_are_for_all_cores(data: dict[str, Any], name: str) -> None:
+    device = load_device("epyc-7763")
+    form = kernel_form(operator_from_data(data))
+    best = construct(form, device, 1).programs[0]
+    (considered,) = algorithms_of(PlacedForm(form, device), best, (name,))
+    chain = considered.programs[0]
+    assert 4 * chain.estimate.seconds < best.estimate.seconds
+    result = verify_cpu_chain(chain.check(), Target.of(device))
+    assert result.passed, result.reason
 
 
 def test_attention_is_kernels_one_after_the_other(tmp_path: Path, place: Path, quick: None) -> None:
