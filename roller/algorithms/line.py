@@ -35,7 +35,7 @@ BLOCK_THREADS = (32, 64, 128, 256, 512, 1024)
 #: Blocks of lines of a processor, for each core.
 CORE_BLOCKS = (1, 4, 16)
 #: Threads of a block, and rows of it, that add scattered rows; and the registers that its sums take of a thread.
-SCATTER_THREADS, SCATTER_ROWS, MOST_SUMS = (32, 64, 128, 256), (1, 2, 4, 8, 16), 64
+SCATTER_THREADS, SCATTER_ROWS, MOST_SUMS = (32, 64, 128, 256, 512), (1, 2, 4, 8, 16), 64
 #: Lines that are gone along to prove a kernel: a place is not missed by chance.
 LEAST_LINES = 8
 
@@ -73,9 +73,10 @@ def line_sizes(kernel: LineKernel, schedule: LineSchedule) -> dict[str, int]:
 
 
 def _scatter_sizes(kernel: LineKernel, schedule: LineSchedule) -> dict[str, int]:
-    """Sizes over which a warp has two full turns and its remainder, and rows and columns fill two blocks and theirs."""
+    """Sizes of two full turns of a block and their remainder, whose rows and columns fill two blocks and theirs."""
     assert kernel.scatter is not None
-    sizes = {kernel.axis: cut(kernel.length, PLACES_AHEAD * 32), kernel.scatter.row: cut(kernel.lines, schedule.lines)}
+    turn = PLACES_AHEAD * max(32, schedule.threads)
+    sizes = {kernel.axis: cut(kernel.length, turn), kernel.scatter.row: cut(kernel.lines, schedule.lines)}
     remaining = cut(kernel.columns, schedule.threads * scatter_vector(kernel))
     for axis in reversed(kernel.scatter.columns):
         sizes[axis] = max(1, min(kernel.sizes[axis], remaining))
@@ -120,14 +121,14 @@ def _gpu_schedules(kernel: LineKernel, device: DeviceSpec) -> Iterator[LineSched
 
 
 def _gpu_scatters(kernel: LineKernel, device: DeviceSpec) -> Iterator[LineSchedule]:
-    """Blocks of a few rows, whose threads have columns side by side, each so many sums as its registers hold."""
+    """Blocks of a few rows, whose threads have columns side by side, each so many sums as its registers hold; those
+    beyond the columns look at places."""
     vector = scatter_vector(kernel)
     wide = 2 if kernel.expr.accumulate == "float64" else 1
     for threads in SCATTER_THREADS:
-        if threads == SCATTER_THREADS[0] or threads * vector < 2 * kernel.columns:
-            for rows in SCATTER_ROWS:
-                if rows * vector * wide <= MOST_SUMS and (rows == 1 or rows < 2 * kernel.lines):
-                    yield LineSchedule(threads=threads, lines=rows)
+        for rows in SCATTER_ROWS:
+            if rows * vector * wide <= MOST_SUMS and (rows == 1 or rows < 2 * kernel.lines):
+                yield LineSchedule(threads=threads, lines=rows)
 
 
 def _cpu_scatters(kernel: LineKernel, device: DeviceSpec) -> Iterator[LineSchedule]:

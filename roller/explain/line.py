@@ -41,7 +41,9 @@ def line_lines(kernel: LineKernel, schedule: LineSchedule, estimate: Estimate, d
             f"{count_text(schedule.lines, each)} each, {estimate.blocks_per_unit} at a time on a unit"
         )
         if kernel.scatter is not None:
-            yield f"  a warp looks at 32 places at a time, {PLACES_AHEAD} times ahead, and adds what names its rows"
+            shared = threads > device.warp_lanes
+            listed = "lists for the block which name its rows" if shared else "adds what names its rows"
+            yield f"  a warp looks at 32 places at a time, {PLACES_AHEAD} times ahead, and {listed}"
         elif schedule.threads == 1:
             yield f"  a thread loads {AHEAD} elements before it uses the first"
         else:

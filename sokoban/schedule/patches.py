@@ -19,6 +19,8 @@ from sokoban.schedule.tile import TileSchedule
 AHEAD = 8
 #: Times 32 places of scattered rows that a warp has under way; of more, each with a loop of its own, registers spill.
 PLACES_AHEAD = 4
+#: Scattered rows of a list that a thread reads before it adds the first of them.
+ROWS_AHEAD = 4
 #: Most adjacent elements of a thread.
 MOST_ADJACENT = 8
 #: Most elements of a thread's share of a line that stay in registers while ranks are looked for.
@@ -142,6 +144,12 @@ def scatter_vector(kernel: LineKernel) -> int:
     while vector > 1 and (kernel.sizes[last] % vector or any(tensor.shape[-1] % vector for tensor in along)):
         vector //= 2
     return vector
+
+
+def scatter_shared_bytes(schedule: LineSchedule) -> int:
+    """Shared memory of a block of scattered rows: two lists of places of each of its warps, where it has several."""
+    warps = schedule.threads // 32
+    return 2 * warps * (32 * PLACES_AHEAD + 1) * 4 if warps > 1 else 0
 
 
 def column_loads(kernel: LineKernel) -> tuple[Load, ...]:

@@ -61,6 +61,7 @@ template <typename T> EMULATOR_INLINE T shuffle_xor(Site site, unsigned mask, T 
 }  // namespace emulator
 
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned int bits) { return __builtin_popcount(bits); }
 
 template <typename T> EMULATOR_INLINE T atomicAdd(T* address, T value) {
   uint64_t bits = emulator::load_atomic(address, sizeof(T));

@@ -16,7 +16,9 @@ from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.patches import LineSchedule
 
-SCHEDULES = [LineSchedule(threads=threads, lines=lines) for threads, lines in ((32, 1), (32, 16), (128, 4))]
+SCHEDULES = [
+    LineSchedule(threads=threads, lines=lines) for threads, lines in ((32, 1), (32, 16), (128, 4), (256, 16), (512, 8))
+]
 TARGET = Target("cuda", "sm_80", 32)
 
 
@@ -42,6 +44,13 @@ def test_rows_are_read_where_they_are_named_and_nothing_waits() -> None:
     assert "__syncthreads" not in text and "atomic" not in text
     before, inside = text.split("while (1)")
     assert "X_ptr +" not in before and inside.count("*(float4*)(X_ptr") == 1
+
+
+def test_every_place_is_looked_at_by_one_warp_of_a_block() -> None:
+    _, built = cuda_kernel(LoweringRequest(form(count=4096).line_kernel, SCHEDULES[3], "k", TARGET))
+    text = built.source[built.source.rindex('extern "C"') :]
+    assert text.count("__syncthreads") == 1 and "atomic" not in text
+    assert "turn < 4" in text  # of 256 threads with four places each
 
 
 @pytest.mark.usefixtures("emulator")
