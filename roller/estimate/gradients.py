@@ -4,13 +4,15 @@ The gradient of an operand of ``Y[s] = sum([r], A * B)`` is again such a sum, of
 Y, over the axes that the operand lacks. Where an operand is read through a window, its element h belongs to the output
 ``h - k``; with a stride of s only every s-th element meets a given tap, so that the gradient falls apart into s kernels
 per dimension, one for each phase of h. Point-wise values have the derivatives of :mod:`roller.estimate.derivative`;
-softmax, layer norm and attention theirs in closed form, from what the forward pass saved.
+softmax, layer norm and attention theirs in closed form, from what the forward pass saved; so have values by rank, from
+their places. What scattered rows gather is the row of the result that each was added to.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -30,6 +32,7 @@ from sokoban.language.named.attention_gradient import AttentionGradient, Subject
 from sokoban.language.named.expressions import program_expression
 from sokoban.language.names import unused_name
 from sokoban.language.operators import operator_from_data
+from sokoban.language.scatter import Scatter, scatter_of
 
 #: Kernels that the gradient of one operand may fall into.
 MOST_PHASES = 64
@@ -49,7 +52,10 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     Raises:
         InputError: the gradient is no operator that we can build (of a maximum over many, for instance).
     """
-    narrow = next((tensor for tensor in expr.inputs if tensor.dtype not in FLOAT_DTYPES), None)
+    places = {place.tensor for each in expr.statements for load in loads(each.value) for place in load.places}
+    scattered = [scatter_of(each, expr.tensor_by_name) for each in expr.statements]
+    places |= {scatter.place.tensor for scatter in scattered if scatter is not None}
+    narrow = next((each for each in expr.inputs if each.dtype not in FLOAT_DTYPES and each.name not in places), None)
     if narrow is not None:
         raise _refused(expr, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
     attention = expr.operator_as(Attention)
@@ -59,7 +65,7 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     if form.is_rows:
         return _of_rows(form)
     if form.is_line:
-        return [_of_line(form)]
+        return _of_line(form)
     return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
 
 
@@ -107,21 +113,50 @@ def _of_rows(form: KernelForm) -> list[Gradient]:
     ]
 
 
-def _of_line(form: KernelForm) -> Gradient:
-    """The gradient of a cumulative sum: the sum of what comes in, from the other end."""
+def _of_line(form: KernelForm) -> list[Gradient]:
     kernel = form.line_kernel
-    if not kernel.is_scan or kernel.walk.function != "sum":
-        raise _refused(form, "of what goes along an axis it is known for cumulative sums alone")
+    if not isinstance(form.final.value, Load):
+        raise _refused(form, "something is computed of what goes along an axis")
+    if kernel.scatter is not None:
+        return _of_scatter(form, kernel.scatter)
     body, indices = kernel.body, [index.axes for index in getattr(kernel.body, "indices", ())]
-    if not isinstance(body, Load) or not isinstance(form.final.value, Load) or body.pad is not None:
-        raise _refused(form, "its gradient is known for a cumulative sum of one tensor by itself")
-    if sorted(indices) != sorted((axis,) for axis in form.final.axes) or not all(i.is_plain_axis for i in body.indices):
+    is_sum, is_ranked = kernel.is_scan and kernel.walk.function == "sum", kernel.walk.function in ("max", "min")
+    if not is_sum and (not is_ranked or kernel.rank_axis is None):
+        raise _refused(form, "of what goes along an axis it is known for cumulative sums and values by rank")
+    if not isinstance(body, Load) or body.pad is not None:
+        raise _refused(form, "its gradient is known for one tensor by itself")
+    wanted = [*kernel.row_axes, kernel.axis]
+    if sorted(indices) != sorted((axis,) for axis in wanted) or not all(i.is_plain_axis for i in body.indices):
         raise _refused(form, "it reads a tensor otherwise than element by element")
-    places = ",".join(axis for (axis,) in indices)
-    options = "" if kernel.is_reversed else ", reverse"
-    options += ", exclusive" if kernel.is_exclusive else ""
-    text = f"d{body.tensor}[{places}] = cumsum({kernel.axis}, {_incoming(form)}[{','.join(form.final.axes)}]{options})"
-    return _gradient(form, body.tensor, text, dict(form.sizes))
+    places, given = ",".join(axis for (axis,) in indices), ",".join(form.final.axes)
+    incoming, read = f"{_incoming(form)}[{given}]", f"d{body.tensor}[{places}]"
+    if is_sum:
+        options = "" if kernel.is_reversed else ", reverse"
+        options += ", exclusive" if kernel.is_exclusive else ""
+        return [_gradient(form, body.tensor, f"{read} = cumsum({kernel.axis}, {incoming}{options})", dict(form.sizes))]
+    saved = unused_name("Places", {tensor.name for tensor in form.source.tensors})
+    text = f"{read} = sum({kernel.rank_axis}, select({kernel.axis} == {saved}[{given}], {incoming}, 0))"
+    return [_gradient(form, body.tensor, text, dict(form.sizes), {saved: "int32"})]
+
+
+def _of_scatter(form: KernelForm, scatter: Scatter) -> list[Gradient]:
+    """Gradients of what scattered rows are made of: that of the row of the result, where a place names one."""
+    axis, final, place = form.line_kernel.axis, form.final, scatter.place
+    at = ",".join(f"{place.tensor}[{axis}]" if each == scatter.row else each for each in final.axes)
+    incoming = f"{_incoming(form)}[{at} | pad=0]"
+    gradients = []
+    for load in loads(scatter.value):
+        slope, axes = derivative(scatter.value, load), _axes_read_directly(form, load)
+        text = incoming if slope == ONE else f"{incoming} * {value_text(slope)}"
+        summed = [each for each in (axis, *scatter.columns) if each not in axes]
+        value = f"sum([{','.join(summed)}], {text})" if summed else text
+        sizes = {each: size for each, size in form.sizes.items() if each != scatter.row}
+        shapes = {_incoming(form): form.expr.output.shape}
+        types = {place.tensor: "int32"}
+        gradients.append(
+            _gradient(form, load.tensor, f"d{load.tensor}[{','.join(axes)}] = {value}", sizes, types, shapes)
+        )
+    return gradients
 
 
 # The final statement: point-wise
@@ -152,6 +187,8 @@ def _of_operand(
     ``is_computed`` says that the incoming gradient times ``slope`` exists already.
     """
     final = form.final
+    if load.places:
+        return None if slope == ZERO else _of_gather(form, load, slope)
     axes = _axes_read_directly(form, load)
     if slope == ZERO or (slope == ONE and axes == list(final.axes)):
         return None
@@ -160,6 +197,33 @@ def _of_operand(
     text = _summed_text(value, [axis for axis in final.axes if axis not in axes])
     sizes = {axis: form.sizes[axis] for axis in final.axes} | ({} if axes else {"one": 1})
     return _gradient(form, label, f"grad_{load.tensor}[{','.join(axes) or 'one'}] = {text}", sizes)
+
+
+def _of_gather(form: KernelForm, load: Load, slope: Value) -> Gradient:
+    """The gradient of a tensor of which rows are read by number: scattered rows, added up. Numbers of several axes that
+    lie side by side in the result are numbers of one."""
+    final, (place, *_) = form.final, load.places
+    others = [index.axes[0] for index in load.indices if index.is_plain_axis]
+    given = [index.axes[0] for index in place.indices if index.is_plain_axis]
+    first = final.axes.index(given[0]) if given else 0
+    is_row = len(given) == len(place.indices) and list(final.axes[first : first + len(given)]) == given
+    if len(others) != len(load.indices) - 1 or not is_row or sorted([*others, *given]) != sorted(final.axes):
+        raise _refused(form, f"it reads {load.tensor} otherwise than in whole rows")
+    if len(given) > 1 and slope != ONE:
+        raise _refused(form, f"what is read of {load.tensor} is multiplied along several axes of numbers")
+    along = given[0] if len(given) == 1 else unused_name("place", set(form.sizes))
+    axes = [*final.axes[:first], along, *final.axes[first + len(given) :]]
+    row = unused_name("row", {*form.sizes, along})
+    at = ",".join(index.axes[0] if index.is_plain_axis else row for index in load.indices)
+    value: Value = Load(_incoming(form), tuple(map(AffineIndex.axis, axes)))
+    value = value if slope == ONE else Call("mul", (value, slope))
+    (position,) = (number for number, index in enumerate(load.indices) if not index.is_plain_axis)
+    count = math.prod(form.sizes[axis] for axis in given)
+    sizes = {axis: form.sizes[axis] for axis in others} | {along: count}
+    sizes[row] = form.expr.tensor_by_name[load.tensor].shape[position]
+    text = f"grad_{load.tensor}[{at}] = sum({along}, select({row} == {place.tensor}[{along}], {value_text(value)}, 0))"
+    shapes = {_incoming(form): [sizes[axis] for axis in axes], place.tensor: [count]}
+    return _gradient(form, load.tensor, text, sizes, {place.tensor: "int32"}, shapes)
 
 
 def _summed_text(value: Value, axes: Sequence[str]) -> str:
@@ -285,21 +349,29 @@ def _phase_sizes(form: KernelForm, dimensions: Sequence[_Dimension]) -> dict[str
     return {**form.sizes, **extents, **{each.taps[0]: each.taps[2] for each in dimensions if each.taps is not None}}
 
 
-def _gradient(form: KernelForm, label: str, text: str, sizes: dict[str, int]) -> Gradient:
-    """The text as an operator with the forward operator's shapes and types."""
+def _gradient(
+    form: KernelForm,
+    label: str,
+    text: str,
+    sizes: dict[str, int],
+    dtypes: Mapping[str, str] | None = None,
+    given: Mapping[str, Sequence[int]] | None = None,
+) -> Gradient:
+    """The text as an operator with the forward operator's shapes and types, but for those that are ``given``."""
     tensors = {tensor.name: tensor for tensor in form.expr.tensors}
     output = form.expr.output
     result = form.reductions[0].axes if form.reductions and form.is_tile else form.final.axes
-    shapes: dict[str, list[int]] = {}
+    shapes = {name: list(shape) for name, shape in (given or {}).items()}
     if form.is_tile:
         read = set(re.findall(r"(\w+)\[", text.partition("=")[2]))
         tensors[_incoming(form)] = replace(output, shape=tuple(form.sizes[axis] for axis in result))
-        shapes = {name: list(tensors[name].shape) for name in read}
+        shapes = {name: list(tensors[name].shape) for name in read} | shapes
     data: dict[str, Any] = {
         "expr": text,
         "sizes": sizes,
         "shapes": shapes,
         "dtype": output.dtype,
+        "dtypes": dict(dtypes or {}),
         "accumulate": form.expr.accumulate,
         "allow_tf32": form.expr.allow_tf32,
     }

@@ -151,7 +151,7 @@ def test_gradients_of_cumulative_sums_go_the_other_way() -> None:
     (gradient,) = gradients(operator_from_data({"op": "scan", "function": "sum", "shape": [4, 5], "exclusive": True}))
     assert statement_text(gradient.expr.statements[0]) == "dX[i0, i1] = cumsum(i1, grad[i0, i1], reverse, exclusive)"
     for data in (CASES["reversed halves"], CASES["places"]):
-        with pytest.raises(InputError, match="known for cumulative sums alone"):
+        with pytest.raises(InputError, match="known for cumulative sums and values by rank"):
             gradients(operator_from_data(data))
 
 

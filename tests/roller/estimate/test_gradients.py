@@ -127,6 +127,51 @@ def test_layer_norm_from_its_moments() -> None:
         np.testing.assert_allclose(found[f"gradient of {name}"], wanted, rtol=1e-5, atol=1e-7)
 
 
+NUMBERED: list[tuple[str, dict[str, Any], list[Any]]] = [
+    ("rows read", {"expr": "E[i,d] = T[I[i],d]", "sizes": {"i": 5, "d": 3}, "shapes": {"T": [4, 3]}}, [2, 0, 2, 3, 2]),
+    (
+        "rows read and scaled",
+        {"expr": "E[d,i] = T[I[i],d] * W[i] + P[i,d]", "sizes": {"i": 5, "d": 3}, "shapes": {"T": [4, 3]}},
+        [1, 1, 0, 3, 1],
+    ),
+    (
+        "rows read by two axes",
+        {"expr": "E[b,s,d] = T[I[b,s],d]", "sizes": {"b": 2, "s": 3, "d": 2}, "shapes": {"T": [4, 2]}},
+        [[3, 3, 0], [1, 3, 0]],
+    ),
+    ("scattered rows", {"op": "scatter_add", "rows": 4, "columns": 3, "count": 6}, [1, -1, 3, 1, 4, 0]),
+    (
+        "scattered and scaled",
+        {"expr": "Y[h,i,c] = sum(t, select(i == I[t], W[t] * X[t,h,c], 0))", "sizes": {"i": 3, "t": 5, "h": 2, "c": 2}},
+        [2, 2, 0, 7, -3],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "numbers"), [each[1:] for each in NUMBERED], ids=[each[0] for each in NUMBERED])
+def test_gradients_of_rows_by_number_are_those_of_differences(data: dict[str, Any], numbers: list[Any]) -> None:
+    typed = {**data, "dtypes": {"I": "int32"}} if "expr" in data else data
+    expr, inputs, upstream = forward(typed)
+    inputs["I"] = np.array(numbers, np.float64)
+    found = {gradient.label.removeprefix("gradient of "): gradient.expr for gradient in gradients(expr)}
+    for name, gradient in found.items():
+        shapes = {tensor.name: tensor.shape for tensor in gradient.inputs}
+        known = {each: values.reshape(shapes.get(each, values.shape)) for each, values in inputs.items()}
+        known["grad"] = upstream.reshape(shapes.get("grad", upstream.shape))
+        values = evaluate(gradient, known)
+        np.testing.assert_allclose(values, differences(expr, inputs, upstream, name), rtol=1e-5, atol=1e-8)
+    assert {"I", *found} == set(inputs)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_values_by_rank_from_their_places(axis: int) -> None:
+    expr, inputs, upstream = forward({"op": "topk", "shape": [7, 6], "k": 3, "axis": axis, "largest": axis == 0})
+    (gradient,) = gradients(expr)
+    places = np.argsort(-inputs["X"] if axis == 0 else inputs["X"], axis=axis).take(range(3), axis=axis)
+    values = evaluate(gradient.expr, {"Places": places.astype(np.float64), "grad": upstream})
+    np.testing.assert_allclose(values, differences(expr, inputs, upstream, "X"), rtol=1e-5, atol=1e-8)
+
+
 def test_passed_on_gradients_need_no_kernel() -> None:
     assert gradients(operator_from_data({"op": "elementwise", "function": "add", "shape": [4, 5]})) == []
 
@@ -138,6 +183,14 @@ def test_passed_on_gradients_need_no_kernel() -> None:
         {"op": "conv2d", "n": 1, "c": 2, "h": 9, "w": 9, "f": 2, "kh": 3, "kw": 3, "stride": 2, "dilation": 2},
         {"expr": "Y[i] = X[2*i] * X[2*i + 1]", "sizes": {"i": 4}},
         {"expr": "Y[i] = sum(k, X[i,k] * X[k,i])", "sizes": {"i": 4, "k": 4}},
+        {"op": "topk", "shape": [4, 9], "k": 2, "result": "indices"},
+        {"expr": "Y[i] = argmax(j, X[i,j]) / 2", "sizes": {"i": 4, "j": 5}},
+        {
+            "expr": "Y[b,s,d] = T[I[b,s],d] * W[s]",
+            "sizes": {"b": 2, "s": 3, "d": 2},
+            "shapes": {"T": [9, 2]},
+            "dtypes": {"I": "int32"},
+        },
         {"expr": "P[i] = max(j, X[i,j]); Y[i] = log(sum(j, exp(X[i,j] - P[i])))", "sizes": {"i": 4, "j": 5}},
     ],
 )
