@@ -68,10 +68,11 @@ class _Result:
 class VectorValue:
     """A value that the lanes of a vector compute, each at a point of its own.
 
-    In float32 every function of `_FUNCTIONS` is written out as arithmetic. Its argument is bound to a variable, into
-    which TVM's analyzer substitutes whatever earlier variables are bound to: nested functions would grow by a factor
-    with every level. So an argument that is itself made by such functions lies in a register, a local buffer, of which
-    the analyzer knows nothing; and so does one that a composed function, such as GELU, reads several times.
+    In float32 every function of `_FUNCTIONS` is written out as arithmetic, in float64 by TVM. Its argument is bound to
+    a variable, into which TVM's analyzer substitutes whatever earlier variables are bound to, or read several times:
+    nested functions would grow by a factor with every level. So an argument that is itself made by such functions lies
+    in a register, a local buffer, of which the analyzer knows nothing; and so does one that a composed function, such
+    as GELU, reads several times.
 
     LLVM takes a branch around each lane of a vector for a selection of which one side alone is computed, so both are
     where neither reads outside of a tensor.
@@ -86,7 +87,7 @@ class VectorValue:
     def __init__(self, value: Value, dtype: str, lanes: int, is_inside: Callable[[Load], bool]) -> None:
         value = _with_choices(value, is_inside)
         self.dtype = dtype
-        self.value, self._results = _written_out(value) if dtype == "float32" else (value, [])
+        self.value, self._results = _written_out(value) if dtype.startswith("float") else (value, [])
         count = sum(result.in_register for result in self._results)
         self._registers = [local_buffer(f"argument_{number}", lanes, dtype) for number in range(count)]
 
@@ -113,8 +114,15 @@ class VectorValue:
                 register = next(registers)
                 T.buffer_store(register, argument, [lane])
                 argument = register[lane]
-            computed[result.place] = _FUNCTIONS[result.function](argument) if result.function else argument
+            computed[result.place] = self._result(result.function, argument)
         return evaluated(self.value)
+
+    def _result(self, function: str, argument: Expr) -> Expr:
+        if not function:
+            return argument
+        if self.dtype == "float32":
+            return _FUNCTIONS[function](argument)
+        return values.evaluate(Call(function, (_ARGUMENT,)), {}, lambda _: argument, self.dtype)
 
 
 def _written_out(value: Value) -> tuple[Value, list[_Result]]:
@@ -219,6 +227,9 @@ def _rational(x: Expr, bound: float, above: Sequence[float], below: Sequence[flo
         ),
     )
 
+
+#: Stands for the argument of a function.
+_ARGUMENT = Load("|argument", ())
 
 _FUNCTIONS: Mapping[str, Callable[[Expr], Expr]] = {
     "exp": _exp,

@@ -102,12 +102,13 @@ def test_kernels_compute_what_the_operator_says(name: str, tmp_path: Path) -> No
     assert error_of(form, library, tmp_path) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("function", ["tanh", "gelu", "silu"])
-def test_functions_grow_by_a_level_each(function: str) -> None:
+def test_functions_grow_by_a_level_each(function: str, dtype: str) -> None:
     """Without registers between them, eight levels take TVM minutes; composed functions read an argument twice."""
     lengths = []
     for levels in (2, 8):
-        form = form_of(expr=f"Y[i] = {f'{function}(' * levels}X[i]{')' * levels}", sizes={"i": 64})
+        form = form_of(expr=f"Y[i] = {f'{function}(' * levels}X[i]{')' * levels}", sizes={"i": 64}, dtype=dtype)
         lengths.append(len(built(form, schedule_for(form)).assembly))
     assert lengths[1] < 6 * lengths[0]
 
