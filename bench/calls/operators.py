@@ -56,7 +56,8 @@ def by_turns(problems: Sequence[Problem]) -> list[Problem]:
 def shrunk(spec: Spec) -> dict[str, Any]:
     """The operator with every size cut down, windows and strides as they are."""
     small = dict(spec)
-    for key, most in (("m", 7), ("n", 5), ("k", 9), ("b", 2)):
+    for key, most in (("m", 7), ("n", 5), ("k", 3 if spec["op"] == "topk" else 9), ("b", 2), ("rows", 5),
+                      ("columns", 4), ("count", 7)):  # fmt: skip
         if key in small:
             small[key] = min(small[key], most)
     for size, window in (("h", "kh"), ("w", "kw")):
@@ -248,8 +249,62 @@ def _transpose(suite: str, spec: Spec) -> Problem:
     )
 
 
+# What goes along an axis in order
+
+
+def _scan(suite: str, spec: Spec) -> Problem:
+    shape = tuple(spec["shape"])
+    axis = spec.get("axis", -1) % len(shape)
+    if spec.get("exclusive"):
+        raise InputError(suite, "has no PyTorch call for a scan that leaves its own element out", "leave it out")
+
+    def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+        torch, x, name = torch_module(), tensors["X"], spec["function"]
+        scan = getattr(torch, f"cum{name}")
+
+        def run(given: Tensor) -> Tensor:
+            value = scan(given, axis)
+            return value if name in ("sum", "prod") else value.values
+
+        return (lambda: run(x.flip(axis)).flip(axis)) if spec.get("reverse") else (lambda: run(x))
+
+    leading = {"X": 0} if axis != 0 else None
+    flop = float(math.prod(shape))
+    return Problem(suite=suite, spec=spec, inputs={"X": shape}, output=shape, leading=leading, flop=flop, run=bind)
+
+
+def _topk(suite: str, spec: Spec) -> Problem:
+    shape = tuple(spec["shape"])
+    axis, k = spec.get("axis", -1) % len(shape), spec["k"]
+    if spec.get("result", "values") != "values":
+        raise InputError(suite, "has no PyTorch call that makes places of int32", "leave it out")
+
+    def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+        topk, largest = torch_module().topk, bool(spec.get("largest", True))
+        return lambda: topk(tensors["X"], k, axis, largest).values
+
+    output = (*shape[:axis], k, *shape[axis + 1 :])
+    leading = {"X": 0} if axis != 0 else None
+    flop = float(math.prod(shape))
+    return Problem(suite=suite, spec=spec, inputs={"X": shape}, output=output, leading=leading, flop=flop, run=bind)
+
+
+def _scatter(suite: str, spec: Spec) -> Problem:
+    rows, columns, count = spec["rows"], spec["columns"], spec["count"]
+
+    def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+        x, places = tensors["X"], tensors["I"].long()
+        return lambda: x.new_zeros(rows, columns).index_add_(0, places, x)
+
+    return Problem(
+        suite=suite, spec=spec, inputs={"I": (count,), "X": (count, columns)}, output=(rows, columns), leading=None,
+        flop=float(count * columns), run=bind, numbers={"I": rows},
+    )  # fmt: skip
+
+
 _KINDS: Mapping[str, Callable[[str, Spec], Problem]] = {
     "matmul": _matmul, "batch_matmul": _matmul, "conv2d": conv2d_problem, "depthwise_conv2d": conv2d_problem,
     "avg_pool2d": pool_problem, "max_pool2d": pool_problem, "elementwise": _elementwise, "reduce": _reduce,
     "softmax": _rows, "layer_norm": _rows, "transpose": _transpose, "attention": _attention,
+    "scan": _scan, "topk": _topk, "scatter_add": _scatter,
 }  # fmt: skip

@@ -24,6 +24,7 @@ class Problem:
         leading: per input the dimension that belongs to the output's first one, None where all of it is needed; None
             instead of the whole if the output cannot be taken apart.
         flop: multiplications and additions; one per element of the output where there is no sum.
+        numbers: inputs of int32 that number something, and how many there are of it.
     """
 
     suite: str
@@ -33,6 +34,7 @@ class Problem:
     leading: Mapping[str, int | None] | None
     flop: float
     run: Callable[[Mapping[str, Tensor]], Callable[[], Tensor]] = field(repr=False)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -48,9 +50,10 @@ class Problem:
 
     @property
     def compulsory_bytes(self) -> int:
-        """Inputs and output once, in the operator's own type."""
+        """Inputs and output once, in the operator's own type, numbers in theirs."""
         size = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[self.dtype]
-        return size * sum(map(math.prod, (*self.inputs.values(), self.output)))
+        inputs = sum((4 if name in self.numbers else size) * math.prod(shape) for name, shape in self.inputs.items())
+        return inputs + size * math.prod(self.output)
 
     def bind(self, tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
         """The library's call on these tensors, which may be a part along the first dimension; gives the output."""

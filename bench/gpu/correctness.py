@@ -19,12 +19,16 @@ PART_BYTES = 256 << 20
 
 
 def random_inputs(problem: Problem, dtype: str, device: str, seed: int = 1) -> dict[str, Tensor]:
-    """Normal random inputs; positive ones for functions that need them."""
+    """Normal random inputs; positive ones for functions that need them, and numbers of what there is."""
     torch = importlib.import_module("torch")
     generator = torch.Generator(device=device).manual_seed(seed)
     positive = problem.spec.get("function") in ("log", "sqrt", "rsqrt", "pow", "div")
     inputs = {}
     for name, shape in problem.inputs.items():
+        if name in problem.numbers:
+            options = {"generator": generator, "device": device, "dtype": torch.int32}
+            inputs[name] = torch.randint(0, problem.numbers[name], shape, **options)
+            continue
         tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         inputs[name] = (tensor.abs() + 0.5 if positive else tensor).to(getattr(torch, dtype))
     return inputs

@@ -119,7 +119,7 @@ def write_bundle(
     directory = root / device / what.suite / what.name
     directory.mkdir(parents=True)
     arguments = [
-        {"name": name, "role": "input", "dtype": what.dtype, "shape": list(shape)}
+        {"name": name, "role": "input", "dtype": "int32" if name in what.numbers else what.dtype, "shape": list(shape)}
         for name, shape in what.inputs.items()
     ]
     arguments.append({"name": "out", "role": "output", "dtype": what.dtype, "shape": list(what.output)})

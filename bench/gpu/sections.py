@@ -18,7 +18,8 @@ from bench.gpu.timing import Contender, contender, interleaved
 from bench.gpu.training import configurations, measure
 from roller.profile.harvested import kernel_kind
 
-SUITES = ("roller119", "modern", "attention")
+#: Kinds that no board has run yet come first.
+SUITES = ("along", "roller119", "modern", "attention")
 #: Kernels of a bundle that are timed, best predicted first.
 MOST_RANKS = 10
 PROFILE_SECONDS = 0.15
