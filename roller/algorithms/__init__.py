@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from hal.support.errors import InputError
 from roller.algorithms import flat_gradient, flat_image, split_k, split_rows, winograd
-from roller.algorithms.chain import ChainProgram, Considered
+from roller.algorithms.chain import SPLIT_LINE, ChainProgram, Considered
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
 
@@ -31,9 +31,6 @@ _CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
 
 #: Those whose kernels processors run as well.
 _VECTORS = (split_k.NAME, split_rows.NAME)
-
-#: Lines in parts, of which :mod:`roller.algorithms.split_line` tells; it is imported where there is a line.
-SPLIT_LINE = "split-line"
 
 #: All that programs may be made by; ``direct`` is one kernel.
 ALGORITHMS = (DIRECT, *_CONSIDER, SPLIT_LINE)
@@ -94,6 +91,7 @@ def parse_algorithms(text: str | None) -> tuple[str, ...]:
 __all__ = [
     "ALGORITHMS",
     "DIRECT",
+    "SPLIT_LINE",
     "ChainProgram",
     "Considered",
     "algorithms_of",

@@ -20,6 +20,9 @@ from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
 
+#: The algorithm of :mod:`roller.algorithms.split_line`, which is imported where there is a line.
+SPLIT_LINE = "split-line"
+
 #: Schedules of a chain's kernels; of several kinds where its kernels are.
 S_contra = TypeVar("S_contra", contravariant=True)
 

@@ -21,8 +21,9 @@ from sokoban.model.cpu.lines import estimate_cpu_lines
 from sokoban.model.cpu.scatters import estimate_cpu_scatter
 from sokoban.model.gpu.kinds.lines import estimate_lines
 from sokoban.model.gpu.kinds.scatters import estimate_scatter
-from sokoban.schedule.cutting import cut, resize
+from sokoban.schedule.cutting import cut, cut_sizes, resize
 from sokoban.schedule.patches import AHEAD, PLACES_AHEAD, LineSchedule, line_vector, scatter_vector
+from sokoban.schedule.tile import TileSchedule
 
 #: The name of the algorithm.
 NAME = "line"
@@ -55,6 +56,13 @@ class WholeLine:
     def tolerance(self, form: KernelForm) -> float | None:
         """That of the dtype."""
         return None
+
+
+def covering_sizes(form: KernelForm, schedule: TileSchedule | LineSchedule) -> dict[str, int]:
+    """Sizes over which a kernel's schedule covers several blocks, of lines or of tiles."""
+    if isinstance(schedule, LineSchedule):
+        return line_sizes(form.line_kernel, schedule)
+    return cut_sizes(form, schedule)
 
 
 def line_sizes(kernel: LineKernel, schedule: LineSchedule) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 from codegen.tolerance import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
-from roller.algorithms.line import line_sizes
+from roller.algorithms.line import covering_sizes
 from roller.algorithms.row_tiles import ROUNDINGS
 from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm, attention_of
@@ -25,7 +25,7 @@ from sokoban.kernel.stages import sequence_form
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.named.expressions import program_as
-from sokoban.schedule.cutting import cut_sizes, resize
+from sokoban.schedule.cutting import resize
 
 #: The name of the algorithm.
 NAME = "sequence"
@@ -44,10 +44,8 @@ class Stages:
 
     def cut_down(self, form: KernelForm, schedules: Sequence[Any]) -> tuple[KernelForm, Stages]:
         """A small operator of the same statements, over which every schedule covers several tiles."""
-        wanted = [
-            (stage, line_sizes(stage.line_kernel, schedule) if stage.is_line else cut_sizes(stage, schedule))
-            for stage, schedule in zip(form.stages, schedules, strict=True)
-        ]
+        pairs = zip(form.stages, schedules, strict=True)
+        wanted = [(stage, covering_sizes(stage, schedule)) for stage, schedule in pairs]
         sizes = _limited(form, needed_sizes(form.sizes, wanted))
         small = _resized(form, sizes)
         if [stage.kind for stage in small.stages] != [stage.kind for stage in form.stages]:

@@ -27,9 +27,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
+from roller.algorithms.chain import SPLIT_LINE, ChainProgram, Considered, needed_sizes
 from roller.algorithms.line import NAME as WHOLE
-from roller.algorithms.line import WholeLine, line_parts, line_sizes
+from roller.algorithms.line import WholeLine, covering_sizes, line_parts
 from roller.algorithms.line_parts import LineParts, can_cut
 from roller.algorithms.slices import Slices
 from roller.algorithms.split_k import ALIGNED, NEAR_BOUND, nearest_divisor
@@ -39,12 +39,9 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Reduction
-from sokoban.schedule.cutting import cut_sizes, resize
+from sokoban.schedule.cutting import resize
 from sokoban.schedule.patches import LineSchedule
 from sokoban.schedule.tile import TileSchedule
-
-#: The name of the algorithm.
-NAME = "split-line"
 
 #: Parts that every unit gets of all lines together.
 PARTS_PER_UNIT = (1, 4, 16, 64, 256)
@@ -73,7 +70,7 @@ class SlicedLine:
     ) -> tuple[KernelForm, SlicedLine]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
         parts, axis = LineParts(form, self.slices), self.slices.axis
-        wanted = [(each, _cut(each, schedule)) for each, schedule in zip(parts.forms, schedules, strict=True)]
+        wanted = [(each, covering_sizes(each, schedule)) for each, schedule in zip(parts.forms, schedules, strict=True)]
         small = needed_sizes(parts.sizes, wanted)
         ranks = form.line_kernel.ranks
         length = max(small[axis], ranks)
@@ -85,13 +82,6 @@ class SlicedLine:
     def tolerance(self, form: KernelForm) -> float | None:
         """The dtype's: sums of sums err less than one long sum."""
         return None
-
-
-def _cut(form: KernelForm, schedule: TileSchedule | LineSchedule) -> dict[str, int]:
-    """Sizes over which a kernel's schedule covers several blocks."""
-    if isinstance(schedule, LineSchedule):
-        return line_sizes(form.line_kernel, schedule)
-    return cut_sizes(form, schedule)
 
 
 def consider_lines(placed: PlacedForm, top_k: int, *, in_parts: bool) -> Considered:
@@ -144,7 +134,7 @@ def _program(form: KernelForm, slices: Slices, device: DeviceSpec) -> ChainProgr
     for label, each in zip(labels, LineParts(form, slices).forms, strict=False):
         part = line_parts(each, device)[0] if each.is_line else _tiles(each, device)
         parts.append(replace(part, label=label or f"goes along each of {text}"))
-    return ChainProgram(NAME, text, form, SlicedLine(slices), tuple(parts))
+    return ChainProgram(SPLIT_LINE, text, form, SlicedLine(slices), tuple(parts))
 
 
 def _tiles(form: KernelForm, device: DeviceSpec) -> ProgramPart:

@@ -12,11 +12,11 @@ from codegen.verify.cpu import verify_cpu_chain
 from codegen.verify.gpu import verify_chain
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ALGORITHMS, DIRECT
+from roller.algorithms import ALGORITHMS, DIRECT, SPLIT_LINE
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.line_parts import can_cut
 from roller.algorithms.slices import Slices
-from roller.algorithms.split_line import NAME, SlicedLine
+from roller.algorithms.split_line import SlicedLine
 from roller.explain.page import explain
 from roller.programs import find_programs, form_on
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -66,7 +66,7 @@ def form_of(data: dict[str, Any]) -> KernelForm:
 def split(data: dict[str, Any], device: DeviceSpec = H100) -> list[ChainProgram]:
     form = form_on(operator_from_data({**data, "name": "lines"}), device)
     chains = find_programs(form, device, 60, "roller").chains
-    return [program for program in chains if program.algorithm == NAME]
+    return [program for program in chains if program.algorithm == SPLIT_LINE]
 
 
 def computed(form: KernelForm, length: int, values: dict[str, Any]) -> Any:
