@@ -21,6 +21,7 @@ import torch._inductor.compile_fx
 import torch._inductor.constant_folding
 import torch._inductor.fx_passes.freezing_patterns
 import torch._inductor.pattern_matcher
+from torch._inductor.codecache import torch_key
 from torch._inductor.freezing_utils import enter_freezing
 from torch._inductor.output_code import OutputCode
 
@@ -33,7 +34,8 @@ from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
 from roller.dynamo.rewriting import Decision, predicted, rewrite
-from roller.dynamo.stored import GraphStore, Recording
+from roller.dynamo.stored.graphs import GraphStore, Recording
+from roller.dynamo.stored.probes import remembered_probes
 
 log = logging.getLogger("roller.backend")
 
@@ -130,7 +132,8 @@ class RollerBackend:
         key = store.key(module, inputs)
         if key is None:
             return self.compiled(module, inputs)
-        found = store.load(key, module)
+        with remembered_probes():
+            found = store.load(key, module)
         if found is not None:
             decisions, code = found
             self._report(decisions)
@@ -142,7 +145,11 @@ class RollerBackend:
         """A graph module as a function; it is Inductor's from now on."""
         theirs = storages_of((*module.parameters(), *module.buffers()))
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
-        with torch._functorch.config.patch(enable_autograd_cache=False), _unpacked_weights() as packing:
+        with (
+            torch._functorch.config.patch(enable_autograd_cache=False),
+            remembered_probes(),
+            _unpacked_weights() as packing,
+        ):
             code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
                 module,
                 inputs,
@@ -279,6 +286,10 @@ class InterpretedGraph(OutputCode):
     def set_triton_bundle(self, *_: Any) -> None:
         """There is none."""
 
+
+# A thread reads PyTorch's sources, which are part of the keys of graphs, while Dynamo traces the first one.
+if hasattr(torch_key, "prefetch"):
+    torch_key.prefetch()
 
 #: The entry point ``roller`` of ``torch_dynamo_backends``.
 roller = RollerBackend()

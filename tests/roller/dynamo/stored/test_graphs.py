@@ -18,9 +18,9 @@ import torch._inductor.constant_folding as folding  # noqa: E402
 
 import roller  # noqa: E402
 from roller.dynamo import packed, rewriting  # noqa: E402
-from roller.dynamo.derivations import Derivations, Derived, Literal, Parameter, UnknownOriginError, computed  # noqa: E402
 from roller.dynamo.kernels import KernelShelf  # noqa: E402
-from roller.dynamo.stored import GRAPHS, GraphStore  # noqa: E402
+from roller.dynamo.stored.derivations import Derivations, Derived, Literal, Parameter, UnknownOriginError, computed  # noqa: E402
+from roller.dynamo.stored.graphs import GRAPHS, GraphStore  # noqa: E402
 
 #: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.
 SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}

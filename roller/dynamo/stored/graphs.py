@@ -24,10 +24,10 @@ from codegen.bundle.reader import read_bundle
 from hal.support.errors import InputError
 from hal.support.store import Store, digest
 from roller.dynamo.constants import storages_of, use_huge_pages
-from roller.dynamo.derivations import Derivations, Origin, UnknownOriginError, computed
 from roller.dynamo.kernels import KernelShelf
 from roller.dynamo.operators import RegionOperator, definition_of, region_operator
 from roller.dynamo.rewriting import Decision
+from roller.dynamo.stored.derivations import Derivations, Origin, UnknownOriginError, computed
 
 #: Folder of a shelf that holds graphs.
 GRAPHS = "graphs"
@@ -64,7 +64,9 @@ class StoredGraph:
         code = copy.copy(self.code)
         code.constants = computed(self.constants, module)
         use_huge_pages(code.constants.values(), storages_of((*module.parameters(), *module.buffers())))
-        code.after_deserialization(CompiledFxGraphConstants())
+        # Headers matter to code that is compiled anew alone, and telling if theirs changed costs a run of the compiler.
+        with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
+            code.after_deserialization(CompiledFxGraphConstants())
         return lambda *inputs: code(list(inputs))
 
 
