@@ -14,6 +14,7 @@ from roller.text.quantities import count_text, layer_name, si_text, three_digits
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import ROWS, CpuAnatomy, Way, cpu_anatomy, is_resident
 from sokoban.model.cpu.stages import CHAIN_CYCLES, LINES_IN_FLIGHT, arithmetic_flops
+from sokoban.model.cpu.traffic import LINES_AHEAD
 from sokoban.schedule.table import one
 
 #: Shares of the time from which on a part is named, and a stage's reasons are given.
@@ -37,6 +38,7 @@ def cpu_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "chain": "sums that wait for themselves",
         "latency": "lines not fetched ahead",
         "copying": "copies, while nothing is computed",
+        "contention": f"lines of results that {device.unit_name}s take from each other",
         **ways,
         "block_launch": "starts of blocks",
     }
@@ -52,6 +54,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "core": f"other stages of a {unit} that it does not hide",
         "layers": f"layers outside a {unit} that it does not hide",
         "copying": "copies during which nothing is computed",
+        "contention": f"{unit}s that wait for lines of results which others have fetched",
         "block_launch": "starting blocks",
         "launch": "launching",
     }
@@ -205,6 +208,14 @@ def _copying(anatomy: CpuAnatomy, seconds: float) -> str:
     return f"{text}; {_lines_unprefetched(anatomy, unprefetched)}" if any(unprefetched.values()) else text
 
 
+def _contention(anatomy: CpuAnatomy, seconds: float) -> str:
+    """Lines that cores take from each other."""
+    unit = anatomy.device.unit_name
+    text = f"{unit}s write parts of the same rows, {_many(anatomy.contested_lines)} lines of which prefetchers of one "
+    text += f"fetch while another writes them again, up to {three_digits(LINES_AHEAD)} beyond its own"
+    return f"{text}; a {unit} waits for {three_digits(LINES_IN_FLIGHT)} at a time at most"
+
+
 def _way(anatomy: CpuAnatomy, way: Way) -> str:
     """Bytes that come into a cache, by tensor, and how often."""
     sizes = {tensor.name: tensor.size_bytes for tensor in anatomy.form.expr.inputs}
@@ -238,5 +249,6 @@ _ARGUMENTS: Mapping[str, Callable[[CpuAnatomy, float], str]] = {
     "chain": _chain,
     "latency": _latency,
     "copying": _copying,
+    "contention": _contention,
     "block_launch": _block_launch,
 }

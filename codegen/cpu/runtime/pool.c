@@ -1,7 +1,9 @@
 /* Blocks of a kernel shared out among threads: the whole runtime of CPU kernels, linked into every shared library.
  *
- * Workers are started once and pinned, one per core of the process. Between two calls they spin for a while, since a
- * sleeping thread wakes up after longer than a small kernel takes, and then sleep, so that an idle process is idle.
+ * Workers are started once and pinned, one per core of the process. A call is worked on by its own thread, wherever the
+ * system has put it, in the place of that core's worker, which sleeps: two threads on one core would run after each
+ * other. Between two calls workers spin for a while, since a sleeping thread wakes up after longer than a small kernel
+ * takes, and then sleep, so that an idle process is idle.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -23,15 +25,21 @@ static struct {
     roller_task task;
     void *state;
     int threads, started;
+    /* The worker of every processor, as far as the process may use it; -1 of others. */
+    int worker_of[CPU_SETSIZE];
     /* The blocks that each thread has left: the next one, and in the upper half the one to stop before. */
     struct {
         _Alignas(LINE) _Atomic uint64_t blocks;
     } range[MAX_THREADS];
+    /* Calls so far, times MAX_THREADS, and the worker in whose place the last one's own thread works. */
     _Alignas(LINE) _Atomic uint64_t job;
     _Alignas(LINE) _Atomic int busy;
     pthread_mutex_t sleep, call;
-    pthread_cond_t wake;
-} pool = {.sleep = PTHREAD_MUTEX_INITIALIZER, .call = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+    struct {
+        pthread_cond_t wake;
+        int sleeps;
+    } worker[MAX_THREADS];
+} pool = {.sleep = PTHREAD_MUTEX_INITIALIZER, .call = PTHREAD_MUTEX_INITIALIZER};
 
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -74,23 +82,31 @@ static void share(int64_t worker) {
 
 static void *work(void *argument) {
     int64_t worker = (int64_t)(intptr_t)argument;
-    for (uint64_t seen = 0;; seen++) {
-        int spins = 0;
-        while (atomic_load_explicit(&pool.job, memory_order_acquire) == seen && spins++ < SPINS)
+    int spins = SPINS; /* the first call may come from this core */
+    for (uint64_t seen = 0, job;; seen = job) {
+        while ((job = atomic_load_explicit(&pool.job, memory_order_acquire)) == seen && spins++ < SPINS)
             relax();
-        if (atomic_load_explicit(&pool.job, memory_order_acquire) == seen) {
+        if (job == seen) {
             pthread_mutex_lock(&pool.sleep);
-            while (atomic_load_explicit(&pool.job, memory_order_acquire) == seen)
-                pthread_cond_wait(&pool.wake, &pool.sleep);
+            pool.worker[worker].sleeps = 1;
+            while ((job = atomic_load_explicit(&pool.job, memory_order_acquire)) == seen)
+                pthread_cond_wait(&pool.worker[worker].wake, &pool.sleep);
+            pool.worker[worker].sleeps = 0;
             pthread_mutex_unlock(&pool.sleep);
         }
-        share(worker);
-        atomic_fetch_sub_explicit(&pool.busy, 1, memory_order_release);
+        /* The call's own thread needs this core: no spinning. A call that this worker takes no part in may be over
+         * by now, and others after it. */
+        spins = SPINS;
+        if (job % MAX_THREADS != (uint64_t)worker) {
+            share(worker);
+            atomic_fetch_sub_explicit(&pool.busy, 1, memory_order_release);
+            spins = 0;
+        }
     }
     return NULL;
 }
 
-/* Whether a processor is the first of its core, as far as the process may use them. */
+/* The first processor of a processor's core; itself where the process may not use that one. */
 static int first_of_core(int cpu, const cpu_set_t *allowed) {
     char path[80];
     int first = cpu;
@@ -101,7 +117,7 @@ static int first_of_core(int cpu, const cpu_set_t *allowed) {
             first = cpu;
         fclose(file);
     }
-    return first == cpu || first < 0 || first >= CPU_SETSIZE || !CPU_ISSET(first, allowed);
+    return first >= 0 && first < CPU_SETSIZE && CPU_ISSET(first, allowed) ? first : cpu;
 }
 
 /* A forked process has none of the threads, whatever they were doing. */
@@ -109,39 +125,52 @@ static void forget(void) {
     pool.threads = pool.started = 0;
     pthread_mutex_init(&pool.sleep, NULL);
     pthread_mutex_init(&pool.call, NULL);
-    pthread_cond_init(&pool.wake, NULL);
     atomic_store(&pool.job, 0);
+}
+
+/* Starts a worker that runs on one processor. */
+static void start_worker(int cpu) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    CPU_SET(cpu, &own);
+    pool.worker[pool.threads].sleeps = 0;
+    pthread_cond_init(&pool.worker[pool.threads].wake, NULL);
+    pthread_attr_init(&attributes);
+    pthread_attr_setaffinity_np(&attributes, sizeof own, &own);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&thread, &attributes, work, (void *)(intptr_t)pool.threads) == 0)
+        pool.worker_of[cpu] = pool.threads++;
+    pthread_attr_destroy(&attributes);
 }
 
 static void start(void) {
     static int registered;
     cpu_set_t allowed;
-    int cores[MAX_THREADS], count = 0;
+    int core[CPU_SETSIZE], cores = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        core[cpu] = pool.worker_of[cpu] = -1;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-        for (int cpu = 0; cpu < CPU_SETSIZE && count < MAX_THREADS; cpu++)
-            if (CPU_ISSET(cpu, &allowed) && first_of_core(cpu, &allowed))
-                cores[count++] = cpu;
-    int wanted = count ? count : 1;
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &allowed)) {
+                core[cpu] = first_of_core(cpu, &allowed);
+                cores += core[cpu] == cpu;
+            }
+    int wanted = cores < MAX_THREADS ? cores : MAX_THREADS;
     const char *given = getenv("ROLLER_NUM_THREADS");
     if (given && atoi(given) > 0 && atoi(given) < wanted)
         wanted = atoi(given);
     if (!registered)
         registered = pthread_atfork(NULL, NULL, forget) == 0;
-    pool.threads = 1;
-    /* The caller's own thread is the first, on whatever core it runs. */
-    for (int worker = 1; worker < wanted; worker++) {
-        pthread_t thread;
-        pthread_attr_t attributes;
-        cpu_set_t own;
-        CPU_ZERO(&own);
-        CPU_SET(cores[worker], &own);
-        pthread_attr_init(&attributes);
-        pthread_attr_setaffinity_np(&attributes, sizeof own, &own);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        if (pthread_create(&thread, &attributes, work, (void *)(intptr_t)pool.threads) == 0)
-            pool.threads++;
-        pthread_attr_destroy(&attributes);
-    }
+    pool.threads = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE && wanted > 1 && pool.threads < wanted; cpu++)
+        if (core[cpu] == cpu)
+            start_worker(cpu);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (core[cpu] >= 0)
+            pool.worker_of[cpu] = pool.worker_of[core[cpu]];
+    pool.threads = pool.threads ? pool.threads : 1;
     pool.started = 1;
 }
 
@@ -176,11 +205,16 @@ void roller_parallel(roller_task task, void *state, int64_t count) {
     } else {
         hand_out(task, state, count, pool.threads);
         atomic_store_explicit(&pool.busy, pool.threads - 1, memory_order_relaxed);
+        int cpu = sched_getcpu();
+        int own = cpu >= 0 && cpu < CPU_SETSIZE && pool.worker_of[cpu] >= 0 ? pool.worker_of[cpu] : 0;
         pthread_mutex_lock(&pool.sleep);
-        atomic_fetch_add_explicit(&pool.job, 1, memory_order_release);
-        pthread_cond_broadcast(&pool.wake);
+        uint64_t calls = atomic_load_explicit(&pool.job, memory_order_relaxed) / MAX_THREADS + 1;
+        atomic_store_explicit(&pool.job, calls * MAX_THREADS + (uint64_t)own, memory_order_release);
+        for (int worker = 0; worker < pool.threads; worker++)
+            if (worker != own && pool.worker[worker].sleeps)
+                pthread_cond_signal(&pool.worker[worker].wake);
         pthread_mutex_unlock(&pool.sleep);
-        share(0);
+        share(own);
         /* Where cores are shared, a worker may need this one to finish. */
         for (int spins = 0; atomic_load_explicit(&pool.busy, memory_order_acquire); spins++)
             spins < SPINS ? relax() : (void)sched_yield();

@@ -18,7 +18,7 @@ from hal.spec.parts import MemoryLayer
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.rows import row_bytes, row_work
-from sokoban.model.cpu.stages import COPYING, STAGES, Stages, kernel_seconds
+from sokoban.model.cpu.stages import CONTENTION, COPYING, STAGES, Stages, kernel_seconds
 from sokoban.model.cpu.traffic import Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
 from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
@@ -71,8 +71,10 @@ class CpuAnatomy:
         work: what cores execute, all of them together.
         stages: seconds of every stage, and what they follow from.
         ways: into every cache from the layer below, the first cache first.
+        contested_lines: that units fetch from each other.
         parts: seconds that the predicted time consists of: the slowest stage by its name, some of
-            :data:`REMAINDERS`, ``copying``, ``block_launch`` and ``launch``; the sum is the predicted time.
+            :data:`REMAINDERS`, ``copying``, ``contention``, ``block_launch`` and ``launch``; the sum is the predicted
+            time.
     """
 
     placed: PlacedForm
@@ -82,6 +84,7 @@ class CpuAnatomy:
     work: Work
     stages: Stages
     ways: tuple[Way, ...]
+    contested_lines: float
     parts: Mapping[str, float]
 
     @property
@@ -117,7 +120,7 @@ def cpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> CpuAnatomy:
     stages = Stages(table, placed)
     pairs = list(itertools.pairwise(device.layers[1:]))
     if shares_rows(table).all():
-        tiles, work = None, row_work(form, lanes, 1)
+        tiles, work, contested_lines = None, row_work(form, lanes, 1), 0.0
         ways = [_row_way(form, above, below, stages) for above, below in pairs]
     else:
         ((_, tiles),) = by_vector_axis(table, placed)
@@ -125,6 +128,7 @@ def cpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> CpuAnatomy:
         work = tile_work(tiles, copies)
         traffic = Traffic(tiles, device, copies)
         ways = [_tile_way(traffic, above, below, stages) for above, below in pairs]
+        contested_lines = one(traffic.contested_lines)
     return CpuAnatomy(
         placed=placed,
         table=table,
@@ -133,6 +137,7 @@ def cpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> CpuAnatomy:
         work=work,
         stages=stages,
         ways=tuple(ways),
+        contested_lines=contested_lines,
         parts=_parts(stages, device),
     )
 
@@ -181,10 +186,12 @@ def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     by_itself = _seconds_of(stages, device, {slowest}) - fixed
     together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
     total = _seconds_of(stages, device, stages.seconds) - fixed
-    uncopied = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
-    added = (by_itself - slowest_seconds, together - by_itself, uncopied - together)
-    copying = {COPYING: total - uncopied} if slowest != COPYING else {}
-    return {slowest: slowest_seconds, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
+    overlapping = _seconds_of(stages, device, stages.seconds.keys() - {COPYING, CONTENTION} | {slowest}) - fixed
+    added = (by_itself - slowest_seconds, together - by_itself, overlapping - together)
+    uncontested = _seconds_of(stages, device, stages.seconds.keys() - {CONTENTION} | {slowest}) - fixed
+    alone = {COPYING: uncontested - overlapping, CONTENTION: total - uncontested}
+    alone.pop(slowest, None)
+    return {slowest: slowest_seconds, **dict(zip(REMAINDERS, added, strict=True)), **alone, **ends}
 
 
 def _seconds_of(stages: Stages, device: DeviceSpec, names: Collection[str]) -> float:

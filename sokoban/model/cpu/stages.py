@@ -2,9 +2,10 @@
 
 The stages are arithmetic, instruction issue, requests of the first cache, sums that wait for themselves, and the way
 into every cache from the one below and from memory. As in :mod:`sokoban.model.rational` the slowest sets the pace
-(5.4.3) and others add what it does not hide; copies into scratch memory that were not prefetched hide nothing and
-are hidden by nothing. The caches are not filled by copies, so that what passes through each follows from reuse
-distances (:mod:`sokoban.model.cpu.traffic`); a unit has one block at a time, and no other to hide its waiting with.
+(5.4.3) and others add what it does not hide; copies into scratch memory that were not prefetched, and lines that cores
+take from each other, hide nothing and are hidden by nothing. The caches are not filled by copies, so that what passes
+through each follows from reuse distances (:mod:`sokoban.model.cpu.traffic`); a unit has one block at a time, and no
+other to hide its waiting with.
 
 What a device must say for this: ``teu.lane = "element"``, and of every layer who shares it.
 """
@@ -53,6 +54,7 @@ SUSTAINED = 0.75
 STAGES = ("compute", "issue", "l1", "chain")
 WAITING = "latency"
 COPYING = "copying"
+CONTENTION = "contention"
 
 
 class Stages:
@@ -60,7 +62,7 @@ class Stages:
 
     def __init__(self, table: ScheduleTable, placed: PlacedForm) -> None:
         self.table, self.placed, self.device, self.form = table, placed, placed.device, placed.form
-        names = (*STAGES, WAITING, COPYING, *self._ways())
+        names = (*STAGES, WAITING, COPYING, CONTENTION, *self._ways())
         self.seconds: dict[str, Floats] = {name: np.zeros(table.count) for name in names}
         self.scratch_bytes: Ints = np.zeros(table.count, dtype=np.int64)
         self.blocks: Ints = np.ones(table.count, dtype=np.int64)
@@ -104,6 +106,7 @@ class Stages:
             passing = np.maximum(passing, self._seconds(above, below, copied - copied_unprefetched))
         # Instructions of copies are started while lines are on their way, but while nothing is computed all the same.
         self.seconds[COPYING][where] += np.maximum(passing, work.copying / self._starts())
+        self.seconds[CONTENTION][where] = traffic.contested_lines * self.from_other_unit() / LINES_IN_FLIGHT
         self.blocks[where] = product(tiles.blocks.values(), len(where))
         self.scratch_bytes[where] = traffic.scratch_bytes
         sums = tiles.rows * tiles.tile_pieces
@@ -149,6 +152,13 @@ class Stages:
         tensors = (*self.form.expr.inputs, self.form.expr.output)
         tensor_bytes = TENSOR_SETS * sum(read_bytes(self.form.expr, tensor) for tensor in tensors)
         return float(tensor_bytes > USABLE * cache.capacity_bytes)
+
+    def from_other_unit(self) -> float:
+        """Seconds until a line that another unit has written arrives, over the units that wait for one: those of the
+        layer that all share, through which it comes."""
+        layers = self.device.layers[1:]
+        shared = next((layer for layer in layers if layer.shared_by == "device"), self.device.dram)
+        return (shared.latency_seconds or 0.0) / self.device.unit_count
 
     def _vector_registers(self) -> int:
         """Registers of a core that hold a vector."""
@@ -220,7 +230,7 @@ def kernel_seconds(stages: Stages, device: DeviceSpec) -> Floats:
     seconds = _together([core, *(stages.seconds[name] for name in (WAITING, *private))], LAYER_OVERLAP)
     shared = [layer.name for layer in device.layers[2:] if layer.shared_by == "device"]
     seconds = _together([seconds, *(stages.seconds[name] for name in shared)], SHARED_OVERLAP)
-    seconds = seconds + stages.seconds[COPYING]
+    seconds = seconds + stages.seconds[COPYING] + stages.seconds[CONTENTION]
     return seconds * uneven + blocks * device.block_launch_seconds + device.launch_overhead_seconds
 
 

@@ -34,6 +34,10 @@ LINES_UNPREFETCHED = 3.0
 PAGE_BYTES = 4096
 PIECES_FOLLOWED = 16
 
+#: Lines by which prefetchers of a core run ahead of what it reads, on the same page (Intel 64 and IA-32 Architectures
+#: Optimization Reference Manual, data prefetch logic: up to 20 lines).
+LINES_AHEAD = 20.0
+
 #: Transfers of a line that is written: a cache fetches it before, and hands it down after.
 WRITES = 2.0
 
@@ -303,6 +307,27 @@ class Traffic:
             return 0.0 if stream.written else (1.0 - stream.unprefetched) / (PAGE_BYTES * stream.places)
 
         return self._share_into(layer, pages)
+
+    @cached_property
+    def contested_lines(self) -> Floats:
+        """Lines of results that a core fetches from another, all units together: both write parts of the same rows, and
+        what one reads of its own again lets its prefetchers run on into the other's.
+
+        Cores are at the same place of their parts, so that as many lines lie between what two of them write as the
+        blocks of one that follow each other along a row have, without the one that it is at. What is read for the
+        first time is in no other core's cache yet, and what stays in the first cache lets nothing run ahead.
+        """
+        tiles, output, first = self.tiles, self.form.expr.output, self.device.layers[1]
+        axis, line = self.form.final.axes[-1], first.transaction_bytes
+        again = np.maximum(0.0, self.streams_into(first)[-1] - self.streams[-1].footprints[-1].bytes) / line
+        along = tiles.blocks[axis]
+        each = -(-product(tiles.blocks.values(), self.count) // self.device.unit_count)
+        piece = np.maximum(1.0, tiles.block[axis] * output.element_bytes / line)
+        between = (each - 1) * piece
+        reached = np.clip(LINES_AHEAD - between, 0.0, piece)
+        # Pages end anywhere between the two.
+        same_page = np.clip(1.0 - (between + reached / 2) * line / PAGE_BYTES, 0.0, 1.0)
+        return np.where(each < along, again * reached / piece * same_page, 0.0)
 
     def copied_into(self, layer: MemoryLayer) -> tuple[Floats, Floats]:
         """Bytes that come into a cache while a core does nothing but copy, and those of them that were not asked for

@@ -224,10 +224,32 @@ def test_units_without_a_block_are_idle() -> None:
 def test_the_stages_are_those_of_the_layers() -> None:
     table = estimate_schedules(MATMUL, DEVICE, [matmul((64, 128), (8, 64))])
     assert set(table.stage_seconds) == {
-        "compute", "issue", "l1", "chain", "latency", "copying", "l2", "l3", "dram", "block_launch",
+        "compute", "issue", "l1", "chain", "latency", "copying", "contention", "l2", "l3", "dram", "block_launch",
     }  # fmt: skip
     assert table.stage_seconds["dram"][0] == 0.0, "three megabytes stay in the last cache"
     assert table.row(0).bound == "compute"
+
+
+def contention(block: tuple[int, int], step: int, thread: tuple[int, int] = (4, 96)) -> float:
+    """Seconds that cores wait for lines of a product's results, on two of them."""
+    two = msgspec.structs.replace(DEVICE, unit_count=2)
+    form = form_of(op="matmul", m=128, n=768, k=768)
+    table = estimate_schedules(form, two, [matmul(block, thread, step)])
+    return float(table.stage_seconds["contention"][0])
+
+
+def test_cores_that_write_halves_of_the_same_rows_again_take_lines_from_each_other() -> None:
+    halves = contention((128, 384), 16)
+    # 47 times 128 rows of 20 lines, 84 % of them on the page where the part before ends, 10 on their way at a time.
+    latency = DEVICE.layer("l3").latency_seconds
+    assert latency and halves == pytest.approx(47 * 128 * 20 * 54 / 64 * latency / 10, rel=0.02)
+    assert contention((128, 384), 96) == pytest.approx(halves * 7 / 47, rel=0.02)
+
+
+def test_cores_whose_results_lie_apart_are_left_alone() -> None:
+    assert contention((64, 768), 16) == 0.0, "rows of their own"
+    assert contention((128, 384), 768) == 0.0, "written once"
+    assert contention((128, 48), 16, (8, 48)) == 0.0, "a part of a row that stays in the first cache"
 
 
 def test_tensors_beyond_the_last_cache_come_from_memory() -> None:
