@@ -43,6 +43,7 @@ class RegionOperator:
 _defined: dict[str, Any] = {}
 #: Operator -> what it was defined as.
 _definitions: dict[Any, RegionOperator] = {}
+_writers: dict[Any, Callable[..., Any]] = {}
 #: PyTorch forgets what a library defined when the library is gone.
 _libraries: list[Any] = []
 
@@ -81,6 +82,12 @@ def definition_of(op: Any) -> RegionOperator | None:
     return _definitions.get(op)
 
 
+def writer_of(op: Any) -> Callable[..., Any]:
+    """The function that compiled graphs call for an operator on a processor: of tensors that lie in its formats, and
+    ``out``, which it writes to and returns."""
+    return _writers[op]
+
+
 @dataclass(frozen=True)
 class _Result:
     """Shape of an operator's result, and the order of its elements."""
@@ -112,6 +119,7 @@ def _define(name: str, bundle: Bundle, result: _Result, formats: Sequence[Any], 
             return write(*dense, out=result.empty(dtype, "cpu"))
 
         library.impl(name, arranged, "CPU")
+        _writers[op] = write
         _lower_in_inductor(op, f"{NAMESPACE}_{name}", write, result, formats, dtype)
     elif emulated:
         library.impl(name, _in_emulator(bundle, result.shape, dtype), "CPU")

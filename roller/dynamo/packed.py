@@ -23,7 +23,7 @@ from hal.support.atomic import write_atomic
 from hal.support.store import digest
 from roller.dynamo.constants import on_real_tensors, use_huge_pages
 from roller.dynamo.kernels import Kernel, KernelShelf
-from roller.dynamo.operators import region_operator
+from roller.dynamo.operators import region_operator, writer_of
 from roller.dynamo.prices import CALL_SECONDS, VIEWS, bandwidth_for
 from roller.dynamo.proof import numbers
 from roller.dynamo.regions import Region
@@ -271,14 +271,17 @@ def _kernel_call(module: Any, region: Region, kernel: Kernel) -> TimedCall:
     formats = tuple(operand.memory_format for operand in region.operands)
     op = region_operator(kernel.bundle, region.shape, region.memory_format, formats)
     generator = torch.Generator().manual_seed(0)
-    values = [operand.arranged(numbers(module, operand.node, generator)) for operand in region.operands]
+    numbers_of = [operand.arranged(numbers(module, operand.node, generator)) for operand in region.operands]
+    values = [value.contiguous(memory_format=each) for value, each in zip(numbers_of, formats, strict=True)]
     are_constant = [is_constant(operand.node) for operand in region.operands]
     # Whoever holds a constant itself holds it where it is.
     values = [value.clone() if fixed else value for value, fixed in zip(values, are_constant, strict=True)]
     # As in the graph that takes the kernel; the library's own order of weights has no pages that could be moved.
     use_huge_pages([value for value, fixed in zip(values, are_constant, strict=True) if fixed], ())
     changing = tuple(value for value, fixed in zip(values, are_constant, strict=True) if not fixed)
-    return TimedCall(partial(op, *values), changing)
+    # As a compiled graph calls it: PyTorch's dispatcher would come in between, in Python.
+    out = torch.empty(region.shape, dtype=values[0].dtype).contiguous(memory_format=region.memory_format)
+    return TimedCall(partial(writer_of(op), *values, out=out), changing)
 
 
 def library_call(module: Any, region: Region) -> TimedCall | None:

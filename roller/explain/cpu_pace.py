@@ -13,7 +13,7 @@ from roller.construct.program import RProgram
 from roller.text.quantities import count_text, layer_name, si_text, three_digits, time_text, wrapped
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import ROWS, CpuAnatomy, Way, cpu_anatomy, is_resident
-from sokoban.model.cpu.stages import CHAIN_CYCLES, LINES_IN_FLIGHT, arithmetic_flops
+from sokoban.model.cpu.stages import CHAIN_CYCLES, LINES_IN_FLIGHT, TILE_CYCLES, arithmetic_flops
 from sokoban.model.cpu.traffic import LINES_AHEAD
 from sokoban.schedule.table import one
 
@@ -36,6 +36,7 @@ def cpu_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "issue": "instructions to start",
         "l1": f"requests of {first}",
         "chain": "sums that wait for themselves",
+        "drain": "pipelines that empty between register tiles",
         "latency": "lines not fetched ahead",
         "copying": "copies, while nothing is computed",
         "contention": f"lines of results that {device.unit_name}s take from each other",
@@ -176,6 +177,12 @@ def _chain(anatomy: CpuAnatomy, seconds: float) -> str:
     return f"{text}; a turn adds to {three_digits(sums)} of them, {three_digits(wanted)} would keep the units busy"
 
 
+def _drain(anatomy: CpuAnatomy, seconds: float) -> str:
+    tiles = one(anatomy.work.tiles)
+    text = f"{_many(tiles)} register tiles, each of which takes {three_digits(TILE_CYCLES)} cycles to begin and to end"
+    return f"{text}: longer steps of the sum have fewer"
+
+
 def _latency(anatomy: CpuAnatomy, seconds: float) -> str:
     """Sources of the cache lines that were not prefetched."""
     return _lines_unprefetched(anatomy, {way.below.name: way.unprefetched_bytes for way in anatomy.ways})
@@ -247,6 +254,7 @@ _ARGUMENTS: Mapping[str, Callable[[CpuAnatomy, float], str]] = {
     "issue": _issue,
     "l1": _requests,
     "chain": _chain,
+    "drain": _drain,
     "latency": _latency,
     "copying": _copying,
     "contention": _contention,

@@ -31,7 +31,7 @@ MOST_PROGRAMS = 10
 #: Colour-blind safe (Okabe and Ito), in the order of the stages.
 _COLOURS = (
     "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#999999", "#CC79A7", "#F0E442", "#882255", "#332288",
-    "#117733",
+    "#117733", "#AA4499",
 )  # fmt: skip
 
 #: Bytes that DRAM reads and writes for a program, by what the lanes of a device are; without what a cache kept of the

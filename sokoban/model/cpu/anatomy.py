@@ -18,7 +18,7 @@ from hal.spec.parts import MemoryLayer
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.rows import row_bytes, row_work
-from sokoban.model.cpu.stages import CONTENTION, COPYING, STAGES, Stages, kernel_seconds
+from sokoban.model.cpu.stages import CONTENTION, COPYING, DRAIN, STAGES, Stages, kernel_seconds
 from sokoban.model.cpu.traffic import Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
 from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
@@ -184,7 +184,7 @@ def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     }
     fixed = sum(ends.values())
     by_itself = _seconds_of(stages, device, {slowest}) - fixed
-    together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
+    together = _seconds_of(stages, device, {slowest, *STAGES, DRAIN}) - fixed
     total = _seconds_of(stages, device, stages.seconds) - fixed
     overlapping = _seconds_of(stages, device, stages.seconds.keys() - {COPYING, CONTENTION} | {slowest}) - fixed
     added = (by_itself - slowest_seconds, together - by_itself, overlapping - together)

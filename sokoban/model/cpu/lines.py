@@ -9,7 +9,7 @@ from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.instructions import value_instructions
 from sokoban.kernel.line import LineKernel
 from sokoban.kernel.regions import read_bytes
-from sokoban.model.cpu.stages import CHAIN_CYCLES, CONTENTION, COPYING, SHARED_OVERLAP, STAGES, WAITING
+from sokoban.model.cpu.stages import CHAIN_CYCLES, CONTENTION, COPYING, DRAIN, SHARED_OVERLAP, STAGES, WAITING
 from sokoban.model.cpu.work import FUNCTION_INSTRUCTIONS, TURN_INSTRUCTIONS
 from sokoban.model.estimates import Estimate
 from sokoban.schedule.patches import LineSchedule, lies_across
@@ -69,7 +69,7 @@ def memory_bound_estimate(
     core = max(issue, chain)
     seconds = (core**SHARED_OVERLAP + dram**SHARED_OVERLAP) ** (1.0 / SHARED_OVERLAP) * uneven
     starting = blocks * device.block_launch_seconds
-    names = (*STAGES, WAITING, COPYING, CONTENTION, *(layer.name for layer in device.layers[2:]), "block_launch")
+    names = (*STAGES, DRAIN, WAITING, COPYING, CONTENTION, *(layer.name for layer in device.layers[2:]), "block_launch")
     stages = dict.fromkeys(names, 0.0)
     stages |= {"issue": issue, "chain": chain, device.dram.name: dram, "block_launch": starting}
     return Estimate(

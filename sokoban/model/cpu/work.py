@@ -53,6 +53,7 @@ class Work:
         instructions: of all kinds, but for those of copies.
         chain_turns: turns of the innermost loop, in each of which a sum waits for itself.
         copying: instructions of copies.
+        tiles: register tiles of sums that begin and end, those of every step.
     """
 
     arithmetic: Floats
@@ -60,6 +61,7 @@ class Work:
     instructions: Floats
     chain_turns: Floats
     copying: Floats | float = 0.0
+    tiles: Floats | float = 0.0
 
 
 def copies_of(tiles: CpuTiles) -> dict[Load, Ints]:
@@ -116,7 +118,8 @@ def tile_work(tiles: CpuTiles, copies: Mapping[Load, Ints]) -> Work:
         partial_sums = 2.0 * vectors * (tiles.steps - 1) * _scattered(tiles)
         accesses, others = accesses + partial_sums, others + partial_sums
     others = others + register_tiles * tiles.steps * TILE_INSTRUCTIONS
-    return Work(arithmetic, accesses, arithmetic + accesses + others, turns, copying)
+    tiles_of_sums = register_tiles * tiles.steps if form.reduction is not None else np.zeros(tiles.table.count)
+    return Work(arithmetic, accesses, arithmetic + accesses + others, turns, copying, tiles_of_sums)
 
 
 def _final_reads(tiles: CpuTiles, vectors: Floats) -> tuple[Floats, Floats]:

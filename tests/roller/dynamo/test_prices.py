@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hal.catalog import load_device
 from hal.support.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -52,6 +53,32 @@ def test_a_step_is_its_kernels_the_library_loops_and_calls(tmp_path: Path) -> No
 def test_loops_grow_with_their_tokens(tmp_path: Path) -> None:
     short, long = (predicted(tmp_path, tokens).price for tokens in (64, 128))
     assert long.loops > 1.5 * short.loops
+
+
+def attention_seconds(queries: int, keys: int) -> float:
+    """Time of attention alone of 12 heads of 64 columns, on a shipped processor."""
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    inputs = [torch.ones(1, 12, tokens, 64) for tokens in (queries, keys, keys)]
+    return float(roller.predict_model(attend, *inputs, device="epyc-7763").price.library)
+
+
+def test_attention_takes_its_products_and_exponentials() -> None:
+    device = load_device("epyc-7763")
+    peak = 4 * 12 * 1024 * 1024 * 64 / device.peak_flops("float32")
+    long, short = attention_seconds(1024, 1024), attention_seconds(128, 128)
+    assert 1.3 * peak < long < 3 * peak
+    assert short > 1.2 * long / 64, "small blocks pack more for each multiply-add"
+
+
+def test_attention_of_one_query_reads_its_keys_and_values() -> None:
+    device = load_device("epyc-7763")
+    slowest = min(layer.bandwidth_bytes_per_second for layer in device.layers)
+    once, twice = attention_seconds(1, 4096), attention_seconds(1, 8192)
+    bytes_ = 2 * 12 * 4096 * 64 * 4
+    assert 0 < twice - once <= 1.01 * bytes_ / slowest
 
 
 def test_boards_are_refused() -> None:

@@ -224,7 +224,8 @@ def test_units_without_a_block_are_idle() -> None:
 def test_the_stages_are_those_of_the_layers() -> None:
     table = estimate_schedules(MATMUL, DEVICE, [matmul((64, 128), (8, 64))])
     assert set(table.stage_seconds) == {
-        "compute", "issue", "l1", "chain", "latency", "copying", "contention", "l2", "l3", "dram", "block_launch",
+        "compute", "issue", "l1", "chain", "drain", "latency", "copying", "contention", "l2", "l3", "dram",
+        "block_launch",
     }  # fmt: skip
     assert table.stage_seconds["dram"][0] == 0.0, "three megabytes stay in the last cache"
     assert table.row(0).bound == "compute"
@@ -258,6 +259,14 @@ def test_tensors_beyond_the_last_cache_come_from_memory() -> None:
     schedule = TileSchedule(block=((axis, 2**20),), thread=((axis, 64),))
     (found,) = seconds(form, schedule)
     assert found == pytest.approx(3 * 2**28 / DEVICE.dram.bandwidth_bytes_per_second, rel=0.3)
+
+
+def test_short_steps_begin_and_end_more_tiles() -> None:
+    found = estimate_schedules(MATMUL, DEVICE, [matmul((64, 128), (8, 64), 16), matmul((64, 128), (8, 64))])
+    short, long = found.stage_seconds["drain"]
+    assert short == pytest.approx(512 // 16 * long)
+    tiles = 512 // 8 * 512 // 64
+    assert long == pytest.approx(tiles * 35 / (DEVICE.clocks.boost_hz * DEVICE.unit_count))
 
 
 def test_rows_take_what_their_walks_take() -> None:
