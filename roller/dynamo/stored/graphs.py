@@ -64,9 +64,7 @@ class StoredGraph:
         code = copy.copy(self.code)
         code.constants = computed(self.constants, module)
         use_huge_pages(code.constants.values(), storages_of((*module.parameters(), *module.buffers())))
-        # Headers matter to code that is compiled anew alone, and telling if theirs changed costs a run of the compiler.
-        with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
-            code.after_deserialization(CompiledFxGraphConstants())
+        code.after_deserialization(CompiledFxGraphConstants())
         return lambda *inputs: code(list(inputs))
 
 

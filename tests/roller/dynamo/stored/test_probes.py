@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from torch._inductor import codecache
 from torch._inductor.cpu_vec_isa import VecAVX512, VecISA
 
 from roller.dynamo.stored.probes import remembered_probes
@@ -47,6 +48,28 @@ def test_one_of_other_bytes_is_tried_itself(asked: list[str], tmp_path: Path) ->
 def test_one_that_does_not_load_is_tried_again(asked: list[str], tmp_path: Path) -> None:
     assert [probed(tmp_path / "no", b"instructions") for _ in range(2)] == [False, False]
     assert asked == ["no", "no"]
+
+
+def test_a_compiled_header_is_looked_for_once_as_long_as_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiled, made = tmp_path / "header.h", []
+
+    def compile_header(header: str, command_line: str, **options: bool) -> str:
+        made.append((header, command_line, options))
+        compiled.write_text("#include")
+        return str(compiled)
+
+    monkeypatch.setattr(codecache, "_precompile_header", compile_header)
+
+    def found() -> str:
+        with remembered_probes():
+            return codecache._precompile_header("torch.h", "g++ -O3", min_optimize=True)
+
+    assert [found(), found()] == [str(compiled)] * 2 and len(made) == 1
+    compiled.unlink()
+    assert found() == str(compiled) and len(made) == 2
 
 
 def test_inductor_has_its_own_method_afterwards(asked: list[str], tmp_path: Path) -> None:
