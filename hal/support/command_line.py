@@ -34,8 +34,28 @@ SECONDS_UNTIL_SENT_AGAIN = 0.05
 #: 10 look through modules again and again while libraries are imported: 0.8 of 5.4 s of a plan of Llama-70B.
 COLLECTION_THRESHOLDS = (50_000, 20, 50)
 
-# What is there when a program ends is not looked through for garbage once more.
-atexit.register(gc.freeze)
+#: Exit code of the program that this process is, once it is known; None where a test or another program called it.
+_ended: int | None = None
+
+
+def _end() -> None:
+    """End the process, where it is a program of ours, without taking modules apart: 0.13 of 3 s of a plan.
+
+    Registered first, so that it runs after everything else that waits for the end. What does not come through to the
+    reader of the output is left to Python, which says so.
+    """
+    gc.freeze()
+    if _ended is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(_ended)
+
+
+atexit.register(_end)
 
 
 @contextmanager
@@ -129,6 +149,18 @@ class Program(click.Group):
         super().add_command(cmd, name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return self._run(*args, **kwargs)
+        global _ended
+        try:
+            result = self._run()
+        except SystemExit as error:
+            _ended = error.code if isinstance(error.code, int) else int(error.code is not None)
+            raise
+        _ended = 0 if result is None else None
+        return result
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         program = self.name or "error"
         gc.set_threshold(*COLLECTION_THRESHOLDS)
         kwargs["standalone_mode"] = False
