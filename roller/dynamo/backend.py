@@ -7,6 +7,7 @@ kernels in before what is left goes to Inductor, or runs as it is.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -191,7 +192,7 @@ class RollerBackend:
             self._report(decisions)
             return InterpretedGraph(module)
         if shelf is not None:
-            decisions = rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
+            decisions = self._rewritten(module, shelf)
             self._report(decisions)
         if module.graph.find_nodes(op="get_attr"):
             for pattern in packing if self.fallback == "inductor" else ():
@@ -209,6 +210,17 @@ class RollerBackend:
         if recording is not None:
             recording.finish(module, inputs, code, decisions)
         return code
+
+    def _rewritten(self, module: Any, shelf: KernelShelf) -> list[Decision]:
+        """Kernels put into a graph module; it stays as it was where that fails, as a line of warning says."""
+        before = copy.deepcopy(module.graph)
+        try:
+            return rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
+        except Exception as error:  # whatever goes wrong with kernels must not keep the model from running
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            log.warning("a graph stays with PyTorch: %s", reason)
+            module.graph = before
+            return [Decision(name="graph", functions="", shape=(), reason=reason, has_failed=True)]
 
     def _shelf(self, module: Any) -> KernelShelf | None:
         """Kernels of the device that a graph's tensors lie on; None where there is none, as a line of warning says."""

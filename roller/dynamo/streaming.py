@@ -43,17 +43,22 @@ def reading_bandwidth(device: DeviceSpec) -> float:
 
 
 def with_empty_caches(device: DeviceSpec) -> DeviceSpec:
-    """A processor where what all cores share of caches gives what memory does: the caches that a layer finds."""
-    memory = device.dram
-    layers = tuple(
+    """A processor where what all cores share of caches gives what memory does: the caches that a layer finds.
+
+    Memory itself is no faster than reads of it: where writes have wires of their own, as on EPYC, sums of two arrays
+    move more bytes a second than reads alone.
+    """
+    memory, rate = device.dram, reading_bandwidth(device)
+    shared = tuple(
         replace(
             layer,
-            bandwidth_bytes_per_second=reading_bandwidth(device),
+            bandwidth_bytes_per_second=rate,
             latency_seconds=memory.latency_seconds or layer.latency_seconds,
             page_start_seconds=memory.page_start_seconds,
         )
-        if layer.shared_by == "device" and layer is not memory
-        else layer
         for layer in device.layers
+        if layer.shared_by == "device" and layer is not memory
     )
-    return replace(device, layers=layers)
+    own = tuple(layer for layer in device.layers if layer.shared_by != "device")
+    slowest = replace(memory, bandwidth_bytes_per_second=min(memory.bandwidth_bytes_per_second, rate))
+    return replace(device, layers=(*own, *shared, slowest))

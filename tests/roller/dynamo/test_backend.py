@@ -238,6 +238,21 @@ class TestOnThisProcessor:
             assert difference(compiled(rows), model(rows)) < 1e-6
         assert "it does not run here: InputError: kernel: needs what" in caplog.records[0].message
 
+    @pytest.mark.parametrize("step", ["plan", "_Rewriting.put", "_Rewriting.settle"])
+    def test_a_graph_that_cannot_be_rewritten_stays_as_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+    ) -> None:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise InputError("device.layers.dram.bandwidth_bytes_per_second", "got 2, expected 1", "measure it anew")
+
+        monkeypatch.setattr(f"{rewriting.__name__}.{step}", fails)
+        model, images = Small().eval(), torch.randn(2, 3, 12, 12)
+        with torch.no_grad(), caplog.at_level(logging.WARNING, "roller.backend"):
+            compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)))
+            assert difference(compiled(images), model(images)) < 1e-6
+        (warning,) = caplog.records
+        assert warning.message.startswith("a graph stays with PyTorch: InputError: device.layers.dram")
+
     def test_an_explanation_has_a_row_for_what_is_alike(self, tmp_path: Path) -> None:
         class Twice(torch.nn.Module):
             def __init__(self) -> None:

@@ -47,6 +47,16 @@ def test_shared_caches_are_as_slow_as_memory() -> None:
     assert emptied.dram == DEVICE.dram
 
 
+def test_memory_whose_reads_alone_are_slower_than_reads_and_writes() -> None:
+    """Writes of an EPYC have wires of their own, so that sums of two arrays move more bytes a second."""
+    memory = DEVICE.dram
+    reads = 0.9 * memory.bandwidth_bytes_per_second
+    emptied = with_empty_caches(
+        replace(DEVICE, layers=(*DEVICE.layers[:-1], replace(memory, read_bytes_per_second=reads)))
+    )
+    assert [layer.bandwidth_bytes_per_second for layer in emptied.layers[-2:]] == [reads, reads]
+
+
 def test_weights_in_panels_are_read_in_one_go(tmp_path: Path) -> None:
     """Rows of a panel that follow each other are one piece, which is prefetched: nothing waits."""
     from roller.programs import find_programs, form_on
