@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.calls.groups import BLOCK, grouped_problem, scaled_problem
 from bench.calls.problem import Problem as Problem
 from bench.calls.problem import Spec, Tensor, epilogue_of, function_of, functional_module, torch_module
 from bench.calls.windows import conv2d_problem, pair, pool_problem
@@ -56,6 +57,9 @@ def by_turns(problems: Sequence[Problem]) -> list[Problem]:
 def shrunk(spec: Spec) -> dict[str, Any]:
     """The operator with every size cut down, windows and strides as they are."""
     small = dict(spec)
+    if spec["op"] in ("grouped_matmul", "scaled_matmul"):
+        most = {"m": 20, "groups": 3, "tile": 8, "n": BLOCK, "k": 2 * BLOCK}
+        return {key: min(value, most[key]) if key in most else value for key, value in small.items()}
     for key, most in (("m", 7), ("n", 5), ("k", 3 if spec["op"] == "topk" else 9), ("b", 2), ("rows", 5),
                       ("columns", 4), ("count", 7)):  # fmt: skip
         if key in small:
@@ -307,4 +311,5 @@ _KINDS: Mapping[str, Callable[[str, Spec], Problem]] = {
     "avg_pool2d": pool_problem, "max_pool2d": pool_problem, "elementwise": _elementwise, "reduce": _reduce,
     "softmax": _rows, "layer_norm": _rows, "transpose": _transpose, "attention": _attention,
     "scan": _scan, "topk": _topk, "scatter_add": _scatter,
+    "grouped_matmul": grouped_problem, "scaled_matmul": scaled_problem,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hal.support.errors import InputError
+from sokoban.language.expression import DTYPE_BYTES
 
 Tensor = Any
 Spec = Mapping[str, Any]
@@ -24,7 +25,11 @@ class Problem:
         leading: per input the dimension that belongs to the output's first one, None where all of it is needed; None
             instead of the whole if the output cannot be taken apart.
         flop: multiplications and additions; one per element of the output where there is no sum.
+        dtype: type of the inputs that are neither numbers nor scales; float32 where the operator names none.
+        output_dtype: that of the output where it is another.
         numbers: inputs of int32 that number something, and how many there are of it.
+        are_numbers_ordered: whether they come in order.
+        scales: inputs of float32 that are positive.
     """
 
     suite: str
@@ -34,7 +39,15 @@ class Problem:
     leading: Mapping[str, int | None] | None
     flop: float
     run: Callable[[Mapping[str, Tensor]], Callable[[], Tensor]] = field(repr=False)
+    dtype: str = ""
+    output_dtype: str = ""
     numbers: Mapping[str, int] = field(default_factory=dict)
+    are_numbers_ordered: bool = False
+    scales: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.dtype or str(self.spec.get("dtype", "float32")))
+        object.__setattr__(self, "output_dtype", self.output_dtype or self.dtype)
 
     @property
     def name(self) -> str:
@@ -44,16 +57,15 @@ class Problem:
     def op(self) -> str:
         return str(self.spec["op"])
 
-    @property
-    def dtype(self) -> str:
-        return str(self.spec.get("dtype", "float32"))
+    def dtype_of(self, name: str, dtype: str = "") -> str:
+        """Type of an input of a kernel whose own type is `dtype`, the operator's by default."""
+        return "int32" if name in self.numbers else "float32" if name in self.scales else dtype or self.dtype
 
     @property
     def compulsory_bytes(self) -> int:
-        """Inputs and output once, in the operator's own type, numbers in theirs."""
-        size = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[self.dtype]
-        inputs = sum((4 if name in self.numbers else size) * math.prod(shape) for name, shape in self.inputs.items())
-        return inputs + size * math.prod(self.output)
+        """Inputs and output once, each in its own type."""
+        inputs = sum(DTYPE_BYTES[self.dtype_of(name)] * math.prod(shape) for name, shape in self.inputs.items())
+        return inputs + DTYPE_BYTES[self.output_dtype] * math.prod(self.output)
 
     def bind(self, tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
         """The library's call on these tensors, which may be a part along the first dimension; gives the output."""

@@ -12,8 +12,9 @@ from bench.calls.operators import Problem
 Tensor = Any
 
 #: Largest |out - reference| / (|reference| + rms of the reference) by precision, as for bundles (docs/bundles.md). TF32
-#: rounds operands to as many bits as float16 has.
-TOLERANCE = {"float32": 1e-4, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 1e-1, "float64": 1e-9}
+#: rounds operands to as many bits as float16 has. Products of eight bits are written in bfloat16.
+TOLERANCE = {"float32": 1e-4, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 1e-1, "float64": 1e-9,
+             "float8_e4m3fn": 1e-1}  # fmt: skip
 #: Bytes of float64 copies that one part of the reference may need.
 PART_BYTES = 256 << 20
 
@@ -27,10 +28,13 @@ def random_inputs(problem: Problem, dtype: str, device: str, seed: int = 1) -> d
     for name, shape in problem.inputs.items():
         if name in problem.numbers:
             options = {"generator": generator, "device": device, "dtype": torch.int32}
-            inputs[name] = torch.randint(0, problem.numbers[name], shape, **options)
+            drawn = torch.randint(0, problem.numbers[name], shape, **options)
+            inputs[name] = drawn.sort().values if problem.are_numbers_ordered else drawn
             continue
         tensor = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        inputs[name] = (tensor.abs() + 0.5 if positive else tensor).to(getattr(torch, dtype))
+        is_positive = positive or name in problem.scales
+        own = getattr(torch, problem.dtype_of(name, dtype))
+        inputs[name] = (tensor.abs() + 0.5 if is_positive else tensor).to(own)
     return inputs
 
 

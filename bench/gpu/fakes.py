@@ -119,10 +119,10 @@ def write_bundle(
     directory = root / device / what.suite / what.name
     directory.mkdir(parents=True)
     arguments = [
-        {"name": name, "role": "input", "dtype": "int32" if name in what.numbers else what.dtype, "shape": list(shape)}
+        {"name": name, "role": "input", "dtype": what.dtype_of(name), "shape": list(shape)}
         for name, shape in what.inputs.items()
     ]
-    arguments.append({"name": "out", "role": "output", "dtype": what.dtype, "shape": list(what.output)})
+    arguments.append({"name": "out", "role": "output", "dtype": what.output_dtype, "shape": list(what.output)})
     records = [
         {"rank": rank, "entry": f"{entry}_{rank}", "binary": f"kernel_{rank}.cubin", "grid": [1, 1, 1],
          "block": [32, 1, 1], "dynamic_shared_bytes": 0, "seconds": 1e-5 * rank, "bound": "dram", "policy": "fake",

@@ -59,7 +59,10 @@ Run = Callable[[Sequence[str]], None]
 @click.option("--top-k", type=click.IntRange(1, 100), default=5, show_default=True, help="Kernels per operator.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
 @click.option(
-    "--suite", "suites", multiple=True, help="Only these suites.  [default: along, roller119, modern, attention]"
+    "--suite",
+    "suites",
+    multiple=True,
+    help="Only these suites.  [default: groups, along, roller119, modern, attention]",
 )
 @click.option("--mib", type=click.IntRange(1), default=MOST_MIB, show_default=True, help="Most that all may take.")
 @click.option("--packages/--no-packages", default=True, show_default=True, help="Also carry msgspec.")

@@ -1,9 +1,9 @@
 """The operator suites, JSON files in the format that ``roller compile`` reads.
 
 ``roller119`` holds the 119 operators of the thesis's evaluation, ``modern`` shapes of today's networks and odd sizes,
-``types`` products of other element types, some of which a board may lack, ``mutants`` thirty operators whose kernels
-are of all kinds, ``axis_values`` some forty that compute with the values of axes,
-``axis_values_types`` some of other element types.
+``groups`` products of rows in groups and of eight bits with scales of blocks, ``types`` products of other types, some
+of which a board may lack, ``mutants`` thirty operators whose kernels are of all kinds, ``axis_values`` some forty that
+compute with the values of axes, ``axis_values_types`` some of other element types.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_a_dry_run_measures_every_section_and_leaves_nothing_out(results: Result
     assert [one.figures["measurements"]["dram.copy"]["value"] for one in results.microbench] == [3.0e12]
     assert len(results.profile) == len(results.operators) == 20
     kinds = {one.op for one in results.operators}
-    assert len(kinds) == 14, "all named operators"
+    assert len(kinds) == 16, "all named operators"
 
 
 def test_a_wrong_kernel_is_struck_out_and_never_timed(results: Results) -> None:

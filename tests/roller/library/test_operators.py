@@ -19,12 +19,13 @@ from roller.library.streaming.elementwise import Direction
 from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100-pcie")
-#: Attention has tests of its own, on boards that have it; ranks and scattered rows have no model of a library's.
+#: Attention and products of groups and scales have tests of their own, on boards that have them; ranks and
+#: scattered rows have no model of a library's.
 SUITES = [
     operator
     for name in suite_names()
     for operator in json.loads(suite_path(name).read_bytes())
-    if "op" in operator and not operator["op"].startswith(("attention", "topk", "scatter_add"))
+    if "op" in operator and not operator["op"].startswith(("attention", "topk", "scatter_add", "grouped", "scaled"))
 ]
 OTHERS: list[dict[str, Any]] = [
     {"op": "conv2d", "n": 2, "c": 8, "h": 9, "w": 11, "f": 16, "kh": 3, "kw": 1, "stride": 2, "padding": [1, 0, 0, 0],
