@@ -30,6 +30,7 @@ from roller.dynamo.regions import Region
 from roller.dynamo.streaming import reading_bandwidth, streams_weights
 from roller.dynamo.sums import is_constant, shape_of
 from sokoban.kernel.instructions import value_instructions
+from sokoban.model.cpu.stages import CACHE_OVERLAP
 from sokoban.model.cpu.work import FUNCTION_INSTRUCTIONS
 
 _aten = torch.ops.aten
@@ -87,9 +88,15 @@ def packed_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> f
 
 
 def seconds_in_network(region: Region, shelf: KernelShelf) -> float:
-    """Expected time of a region's kernel in a network; 0 where it has none."""
-    seconds = shelf.seconds(region.expr)
-    return max(seconds, _weight_seconds(region, shelf.device)) if seconds else 0.0
+    """Expected time of a region's kernel in a network; 0 where it has none.
+
+    Weights come from memory while the kernel works, at the first touch of each panel, and both add up as far as what
+    comes into a core's own caches does. Kernels that are priced for empty caches have them already.
+    """
+    seconds, weights = shelf.seconds(region.expr), _weight_seconds(region, shelf.device)
+    if not seconds or streams_weights(region.expr):
+        return max(seconds, weights) if seconds else 0.0
+    return float((seconds**CACHE_OVERLAP + weights**CACHE_OVERLAP) ** (1 / CACHE_OVERLAP))
 
 
 def _library_seconds(region: Region, ours_seconds: float, device: DeviceSpec) -> float:
