@@ -20,7 +20,7 @@ from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.model.cpu.traffic import PIECES_FOLLOWED
+from sokoban.model.cpu.traffic import PAGE_BYTES, PIECES_FOLLOWED
 from sokoban.schedule.cpu_tiles import in_panels, lane_axis, phases_of
 from sokoban.schedule.tile import TileSchedule
 
@@ -232,7 +232,8 @@ class CpuScaleUp:
         return tuple([sizes[axis] for axis in self.space.axes])
 
     def _steps(self) -> Iterator[dict[str, int]]:
-        """The whole reduction, its longest axis halved while that leaves enough to do, and very short steps."""
+        """The whole reduction, its longest axis halved while that leaves enough to do, and very short steps where rows
+        lie on different pages."""
         step = {axis: self.sizes[axis] for axis in self.form.reduced}
         yield dict(step)
         if self.form.expr.output.dtype != self.form.expr.accumulate:
@@ -241,10 +242,22 @@ class CpuScaleUp:
         sizes = [-(-self.sizes[axis] // 2**halvings) for halvings in range(1, STEP_HALVINGS + 1)]
         others = math.prod(step.values()) // step[axis]
         sizes = [size for size in sizes if size * others >= SHORTEST_STEP]
-        if others == 1 and min(sizes, default=0) > FOLLOWED_STEP:
+        if others == 1 and min(sizes, default=0) > FOLLOWED_STEP and self._rows_on_pages_of_their_own(axis):
             sizes.append(FOLLOWED_STEP)
         for size in sizes:
             yield {**step, axis: size}
+
+    def _rows_on_pages_of_their_own(self, axis: str) -> bool:
+        """True where an operand's rows along a reduced axis begin a page apart or more: within a page prefetchers go on
+        from row to row."""
+        tensors = self.form.expr.tensor_by_name
+        for load in self.form.body_loads:
+            shape = tensors[load.tensor].shape
+            for place, index in enumerate(load.indices):
+                row_bytes = math.prod(shape[place + 1 :]) * tensors[load.tensor].element_bytes
+                if index.coefficient(axis) and row_bytes >= PAGE_BYTES:
+                    return True
+        return False
 
     def _best_block(
         self, tile: Mapping[str, int], block: dict[str, int], step: Mapping[str, int]

@@ -103,7 +103,7 @@ class KernelShelf:
 
     def device_for(self, expr: TensorExpr) -> DeviceSpec:
         """The device as an operator finds it: one that takes as long as its weights comes upon empty caches."""
-        return self._emptied if is_processor(self.device) and streams_weights(expr) else self.device
+        return self._emptied if is_processor(self.device) and streams_weights(expr, self.device) else self.device
 
     def fastest(self, region: Region) -> Region:
         """A region in the order of its weights that is expected to take the least time; which one it is stays on the

@@ -94,7 +94,7 @@ def seconds_in_network(region: Region, shelf: KernelShelf) -> float:
     comes into a core's own caches does. Kernels that are priced for empty caches have them already.
     """
     seconds, weights = shelf.seconds(region.expr), _weight_seconds(region, shelf.device)
-    if not seconds or streams_weights(region.expr):
+    if not seconds or streams_weights(region.expr, shelf.device):
         return max(seconds, weights) if seconds else 0.0
     return float((seconds**CACHE_OVERLAP + weights**CACHE_OVERLAP) ** (1 / CACHE_OVERLAP))
 
@@ -150,7 +150,7 @@ def dearer_than_packed(regions: Sequence[Region], shelf: KernelShelf, module: An
     verb, certain = "is expected to take", CERTAIN
     if ours_total < DOUBTFUL * (library_total + loops) and library_total + loops < DOUBTFUL * ours_total:
         # Of few rows, both sides wait for the same weights.
-        doubtful = [region for region in frozen if not streams_weights(region.expr)]
+        doubtful = [region for region in frozen if not streams_weights(region.expr, shelf.device)]
         kinds = [[region for region in doubtful if _is_dense(region) == dense] for dense in (True, False)]
         counts = [_tried({each: max(ours[each], library[each]) for each in kind}, shelf) for kind in kinds]
         tried = {**counts[0], **counts[1]}

@@ -1,7 +1,7 @@
 """Kernels whose weights come from memory at every call: products of a row or a few with a matrix.
 
 A network comes back to a layer's weights after all others, when they have left the caches. Products of many rows use
-what they read so often that this hardly counts; those of one row take as long as their weights take to come. What is
+what they read so often that this hardly counts; those of a few rows take as long as their weights take to come. What is
 read in one go comes fastest, in as many places at a time as hide the beginnings of pages, where prefetchers stop.
 """
 
@@ -14,10 +14,6 @@ from msgspec.structs import replace
 from hal.spec.device import DeviceSpec
 from sokoban.language.expression import TensorExpr
 
-#: Rows of a product up to which its time is that of its weights: a processor reads an element of memory in the time of
-#: ten to thirty multiply-adds, and shares of both are added up beyond.
-FEW_ROWS = 4
-
 #: Memory's rate for what is read alone over a device's, where it was not measured. A device's is that of sums of two
 #: arrays: the line of a third that is written comes into the caches first, and counts once. Products of one row came to
 #: 1.30 of it on one core of an EPYC with Zen 4.
@@ -27,14 +23,15 @@ READING = 4 / 3
 WEIGHTS_SHARE = 0.8
 
 
-def streams_weights(expr: TensorExpr) -> bool:
-    """True for operators of one operand that is much larger than the others, of which every element is used a few
-    times."""
+def streams_weights(expr: TensorExpr, device: DeviceSpec) -> bool:
+    """True for operators of one operand that is much larger than the others, and whose elements a processor uses in
+    less time than memory takes to give them: ten to thirty multiply-adds each."""
     sizes = [tensor.size_bytes for tensor in (*expr.inputs, expr.output)]
     largest = max(expr.inputs, key=lambda tensor: tensor.size_bytes, default=None)
     if largest is None or largest.size_bytes < WEIGHTS_SHARE * sum(sizes):
         return False
-    return math.prod(expr.sizes.values()) <= FEW_ROWS * largest.element_count
+    used = 2.0 * math.prod(expr.sizes.values()) / device.peak_flops(expr.accumulate)
+    return used <= largest.size_bytes / reading_bandwidth(device)
 
 
 def reading_bandwidth(device: DeviceSpec) -> float:
