@@ -242,20 +242,20 @@ class CpuScaleUp:
         sizes = [-(-self.sizes[axis] // 2**halvings) for halvings in range(1, STEP_HALVINGS + 1)]
         others = math.prod(step.values()) // step[axis]
         sizes = [size for size in sizes if size * others >= SHORTEST_STEP]
-        if others == 1 and min(sizes, default=0) > FOLLOWED_STEP and self._rows_on_pages_of_their_own(axis):
+        if others == 1 and min(sizes, default=0) > FOLLOWED_STEP and self._rows_change_pages(axis):
             sizes.append(FOLLOWED_STEP)
         for size in sizes:
             yield {**step, axis: size}
 
-    def _rows_on_pages_of_their_own(self, axis: str) -> bool:
-        """True where an operand's rows along a reduced axis begin a page apart or more: within a page prefetchers go on
-        from row to row."""
+    def _rows_change_pages(self, axis: str) -> bool:
+        """True where half of an operand's rows along a reduced axis, or more, begin on another page than the one
+        before: within a page prefetchers go on from row to row."""
         tensors = self.form.expr.tensor_by_name
         for load in self.form.body_loads:
             shape = tensors[load.tensor].shape
             for place, index in enumerate(load.indices):
                 row_bytes = math.prod(shape[place + 1 :]) * tensors[load.tensor].element_bytes
-                if index.coefficient(axis) and row_bytes >= PAGE_BYTES:
+                if index.coefficient(axis) and 2 * row_bytes >= PAGE_BYTES:
                     return True
         return False
 

@@ -9,7 +9,7 @@ import pytest
 
 from hal.catalog import load_device
 from roller.construct.construct import construct
-from roller.construct.cpu import REGISTER_TILES, SMALLEST_BLOCK, CpuScaleUp
+from roller.construct.cpu import FOLLOWED_STEP, REGISTER_TILES, SMALLEST_BLOCK, CpuScaleUp
 from roller.construct.program import Candidate, Construction
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -128,3 +128,15 @@ def test_reasons_tell_the_walk() -> None:
     assert actions[-1].startswith("pack")
     scores = [dict(reason.numbers)["score"] for reason in reasons if reason.action.startswith("grow")]
     assert all(score > 0 for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("columns", "has_short_steps"), [(64, False), (256, False), (512, True), (4096, True)], ids=str
+)
+def test_short_steps_are_for_rows_on_different_pages(columns: int, has_short_steps: bool) -> None:
+    """Prefetchers follow rows on different pages one by one; within a page they go on from row to row."""
+    sizes = {"m": 8, "p": 4096 // columns, "n": columns, "k": 1000}
+    form = form_of({"expr": "Y[m,p,n] = sum(k, A[m,k] * B[p,k,n])", "sizes": sizes})
+    steps = {dict(tile.schedule.step).get("k", sizes["k"]) for tile in tiles_of(form)}
+    assert (FOLLOWED_STEP in steps) == has_short_steps
+    assert {250, 500, 1000} <= steps
