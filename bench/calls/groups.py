@@ -7,9 +7,10 @@ from typing import Any
 
 from bench.calls.problem import Problem, Spec, Tensor, functional_module, torch_module
 from hal.support.errors import InputError
-from sokoban.language.operators import operator_from_data
 
-EIGHT_BITS = "float8_e4m3fn"
+EIGHT_BITS, SIXTEEN_BITS = "float8_e4m3fn", "bfloat16"
+#: Precision of eight bits with scales of blocks.
+BLOCKS = "fp8-block"
 #: Numbers that have a scale in common: of a row of activations, and along either side of weights.
 BLOCK = 128
 
@@ -17,10 +18,13 @@ BLOCK = 128
 def grouped_problem(suite: str, spec: Spec) -> Problem:
     """A product of every tile of rows with the matrix of its group, ``X[b,r,k] * W[G[b],n,k]``; tiles of a group follow
     each other. The library's call takes 16 bits alone."""
-    shape, extra = _inputs(spec)
-    tiles, rows, k = shape["X"]
-    groups, n, _ = shape["W"]
-    is_scaled = "SX" in shape
+    n, k = spec["n"], spec["k"]
+    groups, tiles, rows = _tiles(spec)
+    extra = _scales(suite, spec, SIXTEEN_BITS)
+    is_scaled = "scales" in extra
+    shape: dict[str, tuple[int, ...]] = {"X": (tiles, rows, k), "W": (groups, n, k), "G": (tiles,)}
+    if is_scaled:
+        shape |= {"SX": (k // BLOCK, tiles, rows), "SW": (groups, n // BLOCK, k // BLOCK)}
 
     def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
         x, w, group = tensors["X"], tensors["W"], tensors["G"].long()
@@ -44,8 +48,9 @@ def grouped_problem(suite: str, spec: Spec) -> Problem:
 def scaled_problem(suite: str, spec: Spec) -> Problem:
     """A product of eight-bit numbers, ``X[m,k] * W[n,k]``, with a scale of every 128 numbers of a row of X and of every
     128 x 128 of W."""
-    shape, extra = _inputs(spec)
-    (m, k), (n, _) = shape["X"], shape["W"]
+    m, n, k = spec["m"], spec["n"], spec["k"]
+    extra = _scales(suite, spec, "fp8-rowwise")
+    shape = {"X": (m, k), "W": (n, k), "SX": (k // BLOCK, m), "SW": (n // BLOCK, k // BLOCK)}
 
     def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
         if tensors["X"].element_size() == 8:
@@ -64,13 +69,21 @@ def scaled_problem(suite: str, spec: Spec) -> Problem:
     )  # fmt: skip
 
 
-def _inputs(spec: Spec) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """Shapes of a kernel's inputs, and their types."""
-    expr = operator_from_data(dict(spec))
-    shapes = {tensor.name: tensor.caller_shape for tensor in expr.inputs}
-    dtypes = {tensor.name: tensor.dtype for tensor in expr.inputs}
-    scales = tuple(name for name, dtype in dtypes.items() if dtype == "float32")
-    return shapes, {"dtype": dtypes["X"], "scales": scales, "output_dtype": expr.output.dtype}
+def _tiles(spec: Spec) -> tuple[int, int, int]:
+    """Groups, tiles of all of them, and rows of a tile; rows are divided evenly where sizes are not given."""
+    rows, groups = spec.get("tile", BLOCK), len(spec["sizes"]) if "sizes" in spec else spec["groups"]
+    sizes = spec.get("sizes") or [(spec["m"] + number) // groups for number in range(groups)]
+    return groups, sum(-(-size // rows) for size in sizes), rows
+
+
+def _scales(suite: str, spec: Spec, default: str) -> dict[str, Any]:
+    """Types of a problem: of eight bits with scales of blocks, or of 16."""
+    precision = spec.get("precision", default)
+    if precision not in (BLOCKS, SIXTEEN_BITS):
+        raise InputError(suite, f"has no PyTorch call for products of {precision}", "leave it out")
+    if precision == SIXTEEN_BITS:
+        return {"dtype": SIXTEEN_BITS}
+    return {"dtype": EIGHT_BITS, "scales": ("SX", "SW"), "output_dtype": SIXTEEN_BITS}
 
 
 def _scaled(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def shrunk(spec: Spec) -> dict[str, Any]:
     """The operator with every size cut down, windows and strides as they are."""
     small = dict(spec)
     if spec["op"] in ("grouped_matmul", "scaled_matmul"):
-        sizes = {"m": 20, "groups": 3, "tile": 8, "n": BLOCK, "k": 2 * BLOCK}
+        sizes = {"m": 20, "groups": 3, "tile": 8, "n": BLOCK, "k": 4 * BLOCK}
         return {key: min(value, sizes[key]) if key in sizes else value for key, value in small.items()}
     for key, most in (("m", 7), ("n", 5), ("k", 3 if spec["op"] == "topk" else 9), ("b", 2), ("rows", 5),
                       ("columns", 4), ("count", 7)):  # fmt: skip

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hal.support.errors import InputError
-from sokoban.language.expression import DTYPE_BYTES
+
+#: Of an element, by type: machines with a GPU lack what the language imports.
+DTYPE_BYTES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "float64": 8}
 
 Tensor = Any
 Spec = Mapping[str, Any]

@@ -483,8 +483,11 @@ def operator_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of an operator file."""
     hook: Callable[[type], dict[str, Any]] | None = None
     schemas, components = msgspec.json.schema_components(
-        [*NAMED_OPERATORS.values(), Expr], schema_hook=hook, ref_template="#/$defs/{name}"
-    )
+        [*NAMED_OPERATORS.values(), GroupedMatmul, ScaledMatmul, Expr], schema_hook=hook,
+        ref_template="#/$defs/{name}",
+    )  # fmt: skip
+    for layer, word in ((GroupedMatmul, "grouped_matmul"), (ScaledMatmul, "scaled_matmul")):
+        components[layer.__name__]["properties"]["op"] = {"enum": [word]}
     components["Operator"] = {"anyOf": list(schemas)}
     _allow_launch_sizes(components)
     item = {"$ref": "#/$defs/Operator"}

@@ -65,18 +65,22 @@ def test_groups_of_eight_bits_have_no_call_of_pytorchs() -> None:
         one.bind(random_inputs(one, one.dtype, "cpu"))
 
 
-def test_scales_of_blocks_are_handed_over_as_pytorch_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales of rows one row after another, scales of weights by the matrix that is multiplied."""
-    (one,) = (one for one in SMALL if one.name == "linear_4096_e4m3")
-    seen: list[Any] = []
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm", lambda *given, **_: seen.extend(given))
-    one.bind(random_inputs(one, one.dtype, "cpu"))()
-    x, columns, of_rows, rows_kind, of_blocks, blocks_kind = seen
-    kind = torch.nn.functional.ScalingType
-    assert (rows_kind, blocks_kind) == (kind.BlockWise1x128, kind.BlockWise128x128)
-    (m, k), (_, n) = x.shape, columns.shape
-    assert (of_rows.shape, of_rows.stride(0)) == ((m, k // 128), 1)
-    assert (of_blocks.shape, of_blocks.stride(0)) == ((k // 128, n // 128), 1)
+@pytest.mark.parametrize(
+    "one", [one for one in read_suite("groups") if one.op == "scaled_matmul"], ids=lambda one: one.name
+)
+def test_scales_of_blocks_lie_as_pytorch_asks(one: Problem) -> None:
+    """By its own checks of shapes and strides, which need no numbers."""
+    tensors = {
+        name: torch.empty(shape, dtype=getattr(torch, one.dtype_of(name)), device="meta")
+        for name, shape in one.inputs.items()
+    }
+    found = one.bind(tensors)()
+    assert (tuple(found.shape), found.dtype) == (one.output, torch.bfloat16)
+
+
+def test_other_precisions_have_no_call() -> None:
+    with pytest.raises(InputError, match="no PyTorch call for products of nvfp4"):
+        problem("x", {"op": "scaled_matmul", "name": "s", "m": 4, "n": 128, "k": 256, "precision": "nvfp4"})
 
 
 def test_bytes_of_each_input_are_of_its_type() -> None:

@@ -81,7 +81,9 @@ def test_an_operator_is_computed_by_everyone(results: Results) -> None:
 def test_every_check_is_in_the_correctness_log(results: Results) -> None:
     checks = sum(len(one.candidates) for one in results.operators) + sum(len(one.kernels) for one in results.profile)
     assert len(results.correctness) == checks
-    assert [one.what for one in results.correctness if not one.passed] == ["rank 2"] * 20
+    failed = [one.what for one in results.correctness if not one.passed]
+    # PyTorch multiplies eight bits with scales of blocks on GPUs alone.
+    assert failed == ["library float8_e4m3fn", "compile float8_e4m3fn", *["rank 2"] * 20]
 
 
 def test_every_variant_is_trained_and_telling_ones_are_traced(harvested: Path, results: Results) -> None:
@@ -189,8 +191,8 @@ def test_a_bundle_of_other_shapes_is_refused_with_the_reason(tmp_path: Path) -> 
     mine = small_harvest(tmp_path, tmp_path / "bundles")
     run_section(mine, next(one for one in ALL if one.name == "operators"), 60, lambda text: None)
     ours = mine.journal.items("operators")[0]["candidates"][0]
-    assert ours["name"] == "roller float32" and ours["check"] is None
-    assert ours["reason"] == "ValueError: the bundle's X is float32 of shape [1, 2]"
+    assert ours["name"] == "roller bfloat16" and ours["check"] is None
+    assert ours["reason"] == "ValueError: the bundle's X is bfloat16 of shape [1, 2]"
 
 
 def test_bundles_of_another_architecture_are_not_taken(tmp_path: Path) -> None:
