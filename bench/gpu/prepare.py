@@ -10,9 +10,10 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
@@ -21,6 +22,9 @@ if __name__ == "__main__":
 import click  # noqa: E402
 
 from hal.support.errors import InputError  # noqa: E402
+
+if TYPE_CHECKING:
+    from hal.spec.device import DeviceSpec
 
 #: Below what is carried to GPU machines, with room for the checkout.
 MOST_MIB = 48
@@ -103,7 +107,8 @@ def _run(command: Sequence[str]) -> None:
 def compile_suites(
     device: str, out: Path, top_k: int, jobs: int | None, suites: Sequence[str], run: Run = _run
 ) -> None:
-    """``roller compile`` of every suite for one board, into ``OUT/DEVICE/SUITE``.
+    """``roller compile`` of every suite for one board, into ``OUT/DEVICE/SUITE``, without products of groups and scales
+    of a type that the board has no matrix instruction for.
 
     Raises:
         InputError: an unknown board or suite, or the compiler failed.
@@ -112,11 +117,27 @@ def compile_suites(
     from bench.suites import suite_path
     from hal.catalog import load_device
 
-    name = load_device(device).name
+    board = load_device(device)
     for suite in suites or SUITES:
-        command = [sys.executable, "-m", "roller.cli", "compile", str(suite_path(suite)), "--device", device]
-        command += ["--out", str(out / name / suite), "--top-k", str(top_k), "--verify", "0"]
-        run([*command, *(["--jobs", str(jobs)] if jobs else [])])
+        path, specs = suite_path(suite), json.loads(suite_path(suite).read_bytes())
+        able = [spec for spec in specs if _multiplies(board, suite, spec)]
+        if not able:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            if len(able) < len(specs):
+                path = Path(folder) / path.name
+                path.write_text(json.dumps(able))
+            command = [sys.executable, "-m", "roller.cli", "compile", str(path), "--device", device]
+            command += ["--out", str(out / board.name / suite), "--top-k", str(top_k), "--verify", "0"]
+            run([*command, *(["--jobs", str(jobs)] if jobs else [])])
+
+
+def _multiplies(board: DeviceSpec, suite: str, spec: dict[str, Any]) -> bool:
+    from bench.calls.operators import problem
+
+    if spec.get("op") not in ("grouped_matmul", "scaled_matmul"):
+        return True
+    return board.best_matrix_instruction(problem(suite, spec).dtype) is not None
 
 
 def carry_packages(out: Path, run: Run = _run) -> None:

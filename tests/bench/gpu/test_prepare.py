@@ -56,13 +56,24 @@ def test_one_kernel_of_each_operator_has_to_fit(tmp_path: Path) -> None:
 
 def test_every_suite_is_compiled_into_its_own_folder(tmp_path: Path) -> None:
     commands: list[list[str]] = []
-    prepare.compile_suites("v100", tmp_path, 3, None, (), lambda command: commands.append(list(command)))
+    prepare.compile_suites("h200", tmp_path, 3, None, (), lambda command: commands.append(list(command)))
     assert [Path(one[4]).stem for one in commands] == ["groups", "along", "roller119", "modern", "attention"]
     first = commands[0]
     assert first[1:4] == ["-m", "roller.cli", "compile"]
     out = Path(first[first.index("--out") + 1])
     assert out.parts[-1] == "groups" and out.parent.parent == tmp_path
     assert first[first.index("--top-k") + 1] == "3"
+
+
+@pytest.mark.parametrize(("device", "names"), [("a100", 3), ("l4", 6), ("v100", 0)])
+def test_groups_are_carried_in_types_that_a_board_multiplies(tmp_path: Path, device: str, names: int) -> None:
+    found: list[str] = []
+
+    def run(command: Sequence[str]) -> None:
+        found.extend(spec["name"] for spec in json.loads(Path(command[4]).read_bytes()))
+
+    prepare.compile_suites(device, tmp_path, 3, None, ("groups",), run)
+    assert len(found) == names
 
 
 def test_packages_are_carried_for_every_python(tmp_path: Path) -> None:
