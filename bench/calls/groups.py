@@ -19,6 +19,8 @@ def grouped_problem(suite: str, spec: Spec) -> Problem:
     """A product of every tile of rows with the matrix of its group, ``X[b,r,k] * W[G[b],n,k]``; tiles of a group follow
     each other. The library's call takes 16 bits alone."""
     n, k = spec["n"], spec["k"]
+    if spec.get("distribution", "uniform") != "uniform":
+        raise InputError(suite, "has groups by a power law, whose rows are not known", "give their sizes")
     groups, tiles, rows = _tiles(spec)
     extra = _scales(suite, spec, SIXTEEN_BITS)
     is_scaled = "scales" in extra
@@ -47,7 +49,7 @@ def grouped_problem(suite: str, spec: Spec) -> Problem:
 
 def scaled_problem(suite: str, spec: Spec) -> Problem:
     """A product of eight-bit numbers, ``X[m,k] * W[n,k]``, with a scale of every 128 numbers of a row of X and of every
-    128 x 128 of W."""
+    128 x 128 of W. PyTorch's call takes k in multiples of 512."""
     m, n, k = spec["m"], spec["n"], spec["k"]
     extra = _scales(suite, spec, "fp8-rowwise")
     shape = {"X": (m, k), "W": (n, k), "SX": (k // BLOCK, m), "SW": (n // BLOCK, k // BLOCK)}
@@ -70,7 +72,10 @@ def scaled_problem(suite: str, spec: Spec) -> Problem:
 
 
 def _tiles(spec: Spec) -> tuple[int, int, int]:
-    """Groups, tiles of all of them, and rows of a tile; rows are divided evenly where sizes are not given."""
+    """Groups, tiles of all of them, and rows of a tile; rows are divided evenly where sizes are not given.
+
+    As :class:`sokoban.language.layers.GroupedMatmul` has them, which machines with a GPU cannot import.
+    """
     rows, groups = spec.get("tile", BLOCK), len(spec["sizes"]) if "sizes" in spec else spec["groups"]
     sizes = spec.get("sizes") or [(spec["m"] + number) // groups for number in range(groups)]
     return groups, sum(-(-size // rows) for size in sizes), rows

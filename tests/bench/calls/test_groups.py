@@ -83,6 +83,12 @@ def test_other_precisions_have_no_call() -> None:
         problem("x", {"op": "scaled_matmul", "name": "s", "m": 4, "n": 128, "k": 256, "precision": "nvfp4"})
 
 
+def test_groups_without_sizes_are_refused() -> None:
+    spec = {"op": "grouped_matmul", "name": "g", "m": 64, "groups": 4, "n": 8, "k": 8, "distribution": "power_law_1.2"}
+    with pytest.raises(InputError, match="groups by a power law"):
+        problem("x", spec)
+
+
 def test_bytes_of_each_input_are_of_its_type() -> None:
     one = problem("x", {"op": "scaled_matmul", "precision": "fp8-block", "name": "s", "m": 4, "n": 128, "k": 256})
     assert one.compulsory_bytes == 4 * 256 + 128 * 256 + 4 * (2 * 4 + 2) + 2 * 4 * 128
