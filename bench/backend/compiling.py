@@ -1,5 +1,6 @@
-"""``python -m bench.backend.compiling``: seconds of all processors that a first call takes, with nothing in any cache
-and with everything there, a process each. Dynamo alone, whose graph runs eagerly, is part of all others."""
+"""``python -m bench.backend.compiling``: seconds that `torch.compile` and a first call take, by the clock and of all
+processors, with nothing in any cache and with everything there, a process each. Dynamo alone, whose graph runs eagerly,
+is part of all others but of what was compiled ahead of time (``aot_compile``) and is loaded from a file."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from bench.backend.networks import NETWORKS
 from hal.support.atomic import write_atomic
 from hal.support.store import cache_folder
 
-COMPILERS = ("dynamo", "inductor", "inductor, frozen", "roller")
+COMPILERS = ("dynamo", "inductor", "inductor, frozen", "roller", "roller, ahead of time")
 
 
 def processor_seconds() -> tuple[float, float]:
@@ -32,30 +34,49 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def first_call(name: str, compiler: str) -> dict[str, Any]:
-    """Processor seconds of a network's first call, of this process and of others, and whether TVM was imported."""
+    """Seconds of a network's first call by the clock, those of processors of this process and of others, and whether
+    TVM was imported."""
     import torch
     import torch._inductor.config
 
+    import roller.dynamo.backend  # noqa: F401, Inductor with it: libraries are imported by then
+
     torch.manual_seed(0)
     network, inputs = NETWORKS[name](1)
-    function: Any = torch.compile(network, backend={"dynamo": "eager", "roller": "roller"}.get(compiler, "inductor"))
     with torch.no_grad(), torch._inductor.config.patch(freezing="frozen" in compiler):
         network(*inputs)
-        before = processor_seconds()
-        function(*inputs)
+        before, start = processor_seconds(), time.perf_counter()
+        backend = {"dynamo": "eager", "roller": "roller"}.get(compiler.partition(",")[0], "inductor")
+        if "ahead" in compiler:
+            from_file(network, inputs)(network, *inputs)
+        else:
+            torch.compile(network, backend=backend)(*inputs)
+        clock = time.perf_counter() - start
         own, others = (now - then for now, then in zip(processor_seconds(), before, strict=True))
-    return {"seconds": own, "other_processes": others, "imports_tvm": "tvm" in sys.modules}
+    return {"clock": clock, "seconds": own, "other_processes": others, "imports_tvm": "tvm" in sys.modules}
+
+
+def from_file(network: Any, inputs: tuple[Any, ...]) -> Any:
+    """A network as a function of itself and its inputs, from a file, which the first process writes."""
+    import torch
+
+    path = cache_folder("ahead_of_time.pt2")
+    if not path.exists():
+        compiled: Any = torch.compile(network, backend="roller", fullgraph=True)
+        compiled.forward.aot_compile((inputs, {})).save_compiled_function(str(path))
+    with path.open("rb") as file:
+        return torch.compiler.load_compiled_function(file)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--network", "networks", multiple=True, type=click.Choice(list(NETWORKS)), help="Which; all by default.")
 @click.option("--compiler", "compilers", multiple=True, type=click.Choice(COMPILERS), default=COMPILERS)
-@click.option("--rounds", type=click.IntRange(1, 100), default=2, show_default=True, help="Turns with warm caches.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Turns with warm caches.")
 @click.option(
     "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results into this file."
 )
 def main(*, networks: tuple[str, ...], compilers: tuple[str, ...], rounds: int, out: Path | None) -> None:
-    """Compile networks in turns; the first of a compiler's is cold, of others the least counts."""
+    """Compile networks in turns; the first of a compiler's is cold, of others the median by the clock counts."""
     rows: list[dict[str, Any]] = []
     for name in networks or NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,16 +94,19 @@ def main(*, networks: tuple[str, ...], compilers: tuple[str, ...], rounds: int, 
                 "network": name,
                 "compiler": compiler,
                 "cold": cold,
-                "warm": min(warm, key=lambda call: call["seconds"]),
+                "warm": sorted(warm, key=lambda call: float(call["clock"]))[len(warm) // 2],
+                "warm_clocks": [call["clock"] for call in warm],
             }
             for compiler, (cold, *warm) in calls.items()
         ]
         if out is not None:
             write_atomic(out, json.dumps({"load": os.getloadavg(), "rows": rows}, indent=1) + "\n")
-    table = Table("network", "compiler", "cold", "warm", box=None)
+    table = Table("network", "compiler", "cold", "warm", "of all processors", "", box=None)
     for row in rows:
-        cold, warm = (sum(row[kind][part] for part in ("seconds", "other_processes")) for kind in ("cold", "warm"))
-        table.add_row(row["network"], row["compiler"], f"{cold:.1f} s", f"{warm:.1f} s")
+        calls_of_row = [row[kind] for kind in ("cold", "warm")]
+        clocks = [f"{call['clock']:.2f} s" for call in calls_of_row]
+        processors = [f"{call['seconds'] + call['other_processes']:.1f} s" for call in calls_of_row]
+        table.add_row(row["network"], row["compiler"], *clocks, *processors)
     Console(width=150).print(table)
 
 

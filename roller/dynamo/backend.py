@@ -30,12 +30,12 @@ from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU
-from roller.dynamo.constants import constant_of, on_real_tensors, storages_of, use_huge_pages
+from roller.dynamo.constants import constant_of, is_looked_up, on_real_tensors, storages_of, use_huge_pages
 from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
 from roller.dynamo.rewriting import Decision, predicted, rewrite
-from roller.dynamo.stored.graphs import GraphStore, Recording
+from roller.dynamo.stored.graphs import CompiledGraph, GraphStore, Recording
 from roller.dynamo.stored.probes import remembered_probes
 
 log = logging.getLogger("roller.backend")
@@ -118,29 +118,31 @@ class RollerBackend:
             return _with_options(options)(module, inputs)
         if not self.freeze or torch.is_grad_enabled():
             return self.compiled(module, inputs)
-        return FrozenGraph(self._frozen, module, inputs)
+        return FrozenGraph.of_module(self._frozen, module, inputs)
 
-    def _frozen(self, module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A graph module whose parameters are its own as a function, from the store where it was compiled before."""
+    def _frozen(self, module: Any, inputs: Sequence[Any]) -> CompiledGraph:
+        """A graph module whose parameters are its own, from the store where it was compiled before."""
         tensors = [
             each for each in (*module.parameters(), *module.buffers(), *inputs) if isinstance(each, torch.Tensor)
         ]
         device, _ = self._device({tensor.device.type for tensor in tensors})
         is_stored = self.fallback == "inductor" and self.prices is None and not self.emulate
         if device is None or not is_processor(device) or not is_stored:
-            return self.compiled(module, inputs)
-        store = GraphStore(KernelShelf.of(device, self.cache, self.jobs), self.competes)
+            return CompiledGraph(self.compiled(module, inputs))
+        shelf = KernelShelf.of(device, self.cache, self.jobs)
+        store = GraphStore(shelf, self.competes)
         key = store.key(module, inputs)
         if key is None:
-            return self.compiled(module, inputs)
+            return CompiledGraph(self.compiled(module, inputs))
         with remembered_probes():
             found = store.load(key, module)
         if found is not None:
-            decisions, code = found
-            self._report(decisions)
-            return code
+            if found.stored is not None:
+                self._report(found.stored.decisions)
+            return found
         with store.recorded(key, module, inputs) as recording:
-            return self.compiled(module, inputs, recording)
+            code = self.compiled(module, inputs, recording)
+        return CompiledGraph(code, recording.stored, shelf)
 
     def compiled(self, module: Any, inputs: Sequence[Any], recording: Recording | None = None) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
@@ -203,7 +205,8 @@ class RollerBackend:
             with enter_freezing():
                 torch._inductor.constant_folding.constant_fold(module)
             with on_real_tensors():
-                use_huge_pages((constant_of(module, each) for each in module.graph.find_nodes(op="get_attr")), theirs)
+                constants = module.graph.find_nodes(op="get_attr")
+                use_huge_pages((constant_of(module, each) for each in constants if not is_looked_up(each)), theirs)
         if self.fallback == "eager":
             return InterpretedGraph(module)
         code = torch._inductor.compile_fx.compile_fx_inner(module, inputs, **options)

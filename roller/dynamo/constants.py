@@ -6,7 +6,9 @@ import ctypes
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,6 +29,11 @@ def constant_of(module: Any, node: Any) -> Any:
     for part in node.target.split("."):
         owner = getattr(owner, part)
     return owner
+
+
+def is_looked_up(node: Any) -> bool:
+    """True for a constant of which a graph reads rows by number, and few of them: a table of embeddings."""
+    return bool(node.users) and all(user.target is torch.ops.aten.embedding.default for user in node.users)
 
 
 #: Bytes of a huge page of Linux on the processors that kernels are compiled for.
@@ -95,21 +102,57 @@ def _advise(start: int, size: int, advice: int) -> None:
         _madvise()(first, inside, advice)
 
 
+def dense_copies(tensors: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """Copies of tensors of this machine's memory in huge pages, each with a memory format for its elements' order, as
+    ``clone`` makes them; by ``clone`` where they fill no such page."""
+    like = [torch.empty_like(tensor, device="meta", memory_format=order) for tensor, order in tensors]
+    with _huge_pages([each.nbytes for each in like]) as memory:
+        if memory is None:
+            return [tensor.clone(memory_format=order) for tensor, order in tensors]
+        copies = []
+        for (tensor, _), wanted, place in zip(tensors, like, memory.places, strict=True):
+            copy = torch.empty(0, dtype=tensor.dtype)
+            copy.set_(memory.storage, place // tensor.element_size(), wanted.shape, wanted.stride())
+            copies.append(copy.copy_(tensor))
+        return copies
+
+
 def _move_together(storages: Sequence[Sequence[Any]]) -> None:
     """Move tensors, those of a storage each, into memory that lies in huge pages."""
-    sizes = [-(-each[0].untyped_storage().nbytes() // _LINE_BYTES) * _LINE_BYTES for each in storages]
-    if sum(sizes) < HUGE_PAGE_BYTES:
+    with _huge_pages([each[0].untyped_storage().nbytes() for each in storages]) as memory:
+        for tensors, place in zip(storages, memory.places if memory else (), strict=bool(memory)):
+            assert memory is not None
+            source = tensors[0].untyped_storage()
+            held = torch.empty(0, dtype=torch.uint8).set_(source)
+            torch.empty(0, dtype=torch.uint8).set_(memory.storage, place, held.shape, held.stride()).copy_(held)
+            for tensor in tensors:
+                offset = place // tensor.element_size() + tensor.storage_offset()
+                tensor.set_(memory.storage, offset, tensor.shape, tensor.stride())
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Memory in huge pages.
+
+    Attributes:
+        storage: PyTorch's.
+        places: where tensors begin in it, in bytes.
+    """
+
+    storage: Any
+    places: tuple[int, ...]
+
+
+@contextmanager
+def _huge_pages(sizes: Sequence[int]) -> Iterator[_Memory | None]:
+    """A block that fills memory for tensors of some sizes in bytes; None where they fill no huge page."""
+    ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes))
+    if not ends or ends[-1] < HUGE_PAGE_BYTES or _madvise() is None:
+        yield None
         return
-    memory = torch.empty(sum(sizes) + 2 * HUGE_PAGE_BYTES, dtype=torch.uint8)
+    memory = torch.empty(ends[-1] + 2 * HUGE_PAGE_BYTES, dtype=torch.uint8)
     # Pages come when they are written to: as huge ones, and without a copy.
     _advise(memory.data_ptr(), memory.nbytes, _MADV_HUGEPAGE)
-    place = -memory.data_ptr() % HUGE_PAGE_BYTES
-    for tensors, size in zip(storages, sizes, strict=True):
-        source = tensors[0].untyped_storage()
-        held = torch.empty(0, dtype=torch.uint8).set_(source)
-        memory[place : place + source.nbytes()].copy_(held)
-        for tensor in tensors:
-            offset = place // tensor.element_size() + tensor.storage_offset()
-            tensor.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
-        place += size
+    first = -memory.data_ptr() % HUGE_PAGE_BYTES
+    yield _Memory(memory.untyped_storage(), tuple(first + end for end in (0, *ends[:-1])))
     _advise(memory.data_ptr(), memory.nbytes, _MADV_COLLAPSE)

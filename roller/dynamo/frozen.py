@@ -11,50 +11,92 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.source import is_from_unspecialized_param_buffer_source
+
+from roller.dynamo.stored.graphs import CompiledGraph
+from roller.dynamo.stored.packages import GraphPackage, parameter_name
 
 log = logging.getLogger("roller.backend")
 
 #: A graph module and its inputs -> its code.
-Compiler = Callable[[Any, Sequence[Any]], Callable[..., Any]]
+Compiler = Callable[[Any, Sequence[Any]], CompiledGraph]
 
 
-class FrozenGraph:
+class GraphSource(Protocol):
+    """A graph before its parameters are known."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Where parameters are among the graph's inputs."""
+
+    @property
+    def other_positions(self) -> Sequence[int]:
+        """Where the others are."""
+
+    @property
+    def own(self) -> Sequence[Any]:
+        """Tensors of the graph's own."""
+
+    def code(self, parameters: Sequence[Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The graph with some parameters as a function of its other inputs.
+
+        Args:
+            parameters: in the order of their positions.
+            inputs: examples of the others.
+        """
+
+    def package(self) -> GraphPackage | None:
+        """The graph for another process, once it is compiled; None where it cannot leave this one."""
+
+
+class FrozenGraph(SerializableCallable):
     """A graph of Dynamo's as a function of its inputs, parameters among them.
 
+    PyTorch can write it to a file where its source has a package, for another process (``aot_compile`` of a compiled
+    model's ``forward``).
+
     Args:
-        compiler: of graph modules whose parameters are their own; it may take the module apart.
-        module: the graph.
-        inputs: examples of what it is called with.
+        source: the graph.
     """
 
-    _code: Callable[..., Any]
     _parameters: list[Any]
-    _own: list[Any]
     _watched: list[Any]
     _versions: list[int]
     _is_new: bool
 
-    def __init__(self, compiler: Compiler, module: Any, inputs: Sequence[Any]) -> None:
-        self._compiler, self._module = compiler, module
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        parameters = {position: _parameter(node) for position, node in enumerate(placeholders)}
-        self._positions = [position for position, tensor in parameters.items() if tensor is not None]
-        self._others = [position for position in range(len(placeholders)) if position not in set(self._positions)]
-        self._parameters_of, self._others_of = _places(self._positions), _places(self._others)
-        own = [*module.parameters(), *module.buffers()]
-        self._compile([parameters[position] for position in self._positions], own, inputs)
+    def __init__(self, source: GraphSource) -> None:
+        self._source = source
+        self._code: Callable[..., Any] | None = None
+        self._parameters_of, self._others_of = _places(source.positions), _places(source.other_positions)
 
-    def __call__(self, *arguments: Any) -> Any:
+    @staticmethod
+    def of_module(compiler: Compiler, module: Any, inputs: Sequence[Any]) -> FrozenGraph:
+        """A graph of Dynamo's, compiled with the parameters that it was captured with.
+
+        Args:
+            compiler: of graph modules whose parameters are their own; it may take the module apart.
+            module: the graph.
+            inputs: examples of what it is called with.
+        """
+        source = ModuleSource(compiler, module)
+        graph = FrozenGraph(source)
+        graph._compile(source.parameters, inputs)
+        return graph
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """The graph's outputs."""
         # Hundreds of parameters a call: in loops of C.
         given = self._parameters_of(arguments)
-        if not all(map(is_, given, self._parameters)) or _versions(self._watched) != self._versions:
+        if self._code is None:
+            self._compile(list(given), arguments)
+        elif not all(map(is_, given, self._parameters)) or _versions(self._watched) != self._versions:
             log.warning("parameters have changed since their graph was compiled: its constants are made anew")
-            self._compile(list(given), self._own, arguments)
+            self._compile(list(given), arguments)
+        assert self._code is not None
         outputs = self._code(*self._others_of(arguments))
         if self._is_new:
             self._is_new = False
@@ -65,15 +107,66 @@ class FrozenGraph:
             self._versions = _versions(self._watched)
         return outputs
 
-    def _compile(self, parameters: list[Any], own: list[Any], inputs: Sequence[Any]) -> None:
-        self._parameters, self._own, self._is_new = parameters, own, True
+    def _compile(self, parameters: list[Any], inputs: Sequence[Any]) -> None:
+        self._parameters, self._is_new = parameters, True
         # Tensors of inference mode count no versions.
-        self._watched = [tensor for tensor in (*parameters, *own) if not tensor.is_inference()]
+        self._watched = [tensor for tensor in (*parameters, *self._source.own) if not tensor.is_inference()]
         self._versions = _versions(self._watched)
+        self._code = self._source.code(parameters, [inputs[position] for position in self._source.other_positions])
+
+    def package(self) -> GraphPackage | None:
+        """The graph for another process; None where it cannot leave this one."""
+        return self._source.package()
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+        """A graph as PyTorch writes it.
+
+        Raises:
+            RuntimeError: it cannot leave this process.
+        """
+        package = fn.package()
+        if package is None:
+            raise RuntimeError(
+                "the graph cannot be written: its code follows from more than its parameters, or is for a GPU;"
+                " compile it in each process"
+            )
+        return bytes(package.to_bytes())
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> FrozenGraph:
+        """A graph as PyTorch reads it.
+
+        Raises:
+            RuntimeError: it was compiled for another processor, or by another release.
+        """
+        return FrozenGraph(GraphPackage.from_bytes(data))
+
+
+class ModuleSource:
+    """A graph module of Dynamo's.
+
+    Args:
+        compiler: of graph modules whose parameters are their own.
+        module: the graph.
+    """
+
+    def __init__(self, compiler: Compiler, module: Any) -> None:
+        self._compiler, self._module = compiler, module
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        found = {position: _parameter(node) for position, node in enumerate(placeholders)}
+        parameters = {position: tensor for position, tensor in found.items() if tensor is not None}
+        self.positions, self.parameters = list(parameters), list(parameters.values())
+        self.other_positions = [position for position in found if position not in parameters]
+        self.own = [*module.parameters(), *module.buffers()]
+        self._compiled: CompiledGraph | None = None
+
+    def code(self, parameters: Sequence[Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+        """As :class:`GraphSource` has it."""
         module = torch.fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        for number, (position, tensor) in enumerate(zip(self._positions, parameters, strict=True)):
-            node, name = placeholders[position], f"roller_parameter_{number}"
+        for number, (position, tensor) in enumerate(zip(self.positions, parameters, strict=True)):
+            node, name = placeholders[position], parameter_name(number)
             if isinstance(tensor, torch.nn.Parameter):
                 module.register_parameter(name, tensor)
             else:
@@ -84,7 +177,16 @@ class FrozenGraph:
             node.replace_all_uses_with(constant)
             module.graph.erase_node(node)
         module.recompile()
-        self._code = self._compiler(module, [inputs[position] for position in self._others])
+        self._compiled = self._compiler(module, inputs)
+        return self._compiled.run
+
+    def package(self) -> GraphPackage | None:
+        """As :class:`GraphSource` has it."""
+        if self._compiled is None or self._compiled.stored is None or self._compiled.shelf is None or self.own:
+            return None
+        return GraphPackage.of(
+            self._compiled.stored, self._compiled.shelf, tuple(self.positions), tuple(self.other_positions)
+        )
 
 
 def _versions(tensors: Sequence[Any]) -> list[int]:

@@ -20,10 +20,13 @@ import torch._inductor.freezing  # noqa: F401, takes the name that is patched be
 from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from roller.dynamo.constants import constant_of, on_real_tensors
+from roller.dynamo.constants import constant_of, dense_copies, on_real_tensors
 
 #: Elements of the largest tensor that is kept as it is where it follows from no parameter.
 _MOST_ELEMENTS = 4096
+
+#: A tensor as another one with the same numbers, in an order of its elements.
+_CLONE = "aten.clone.default"
 
 
 class UnknownOriginError(ValueError):
@@ -72,8 +75,7 @@ class Derivations:
 
     def __init__(self, module: Any) -> None:
         self._origins: Any = WeakTensorKeyDictionary()
-        named = (module.named_parameters, module.named_buffers)
-        for name, tensor in chain.from_iterable(each(remove_duplicate=False) for each in named):
+        for name, tensor in tensors_of(module).items():
             self._origins.setdefault(tensor, Parameter(name))
 
     @contextmanager
@@ -123,8 +125,23 @@ class Derivations:
         return Derived("getitem" if node.target is operator.getitem else str(node.target), arguments, keywords)
 
 
-def computed(origins: Mapping[str, Origin], module: Any) -> dict[str, Any]:
-    """Tensors of origins, by the same names, from the parameters of a module."""
+def tensors_of(module: Any) -> dict[str, Any]:
+    """Parameters and buffers of a module by name; a tensor has as many as lead to it."""
+    named = (module.named_parameters, module.named_buffers)
+    return dict(chain.from_iterable(each(remove_duplicate=False) for each in named))
+
+
+def is_copied(origin: Origin) -> bool:
+    """True for what :func:`computed` writes into memory of its own choice, where it fits."""
+    return isinstance(origin, Derived) and origin.function == _CLONE
+
+
+def computed(origins: Mapping[str, Origin], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of origins, by the same names, from parameters; copies lie in huge pages, one behind the other.
+
+    Raises:
+        KeyError: a parameter is missing.
+    """
     values: dict[Origin, Any] = {}
 
     def value_of(origin: Any) -> Any:
@@ -133,7 +150,7 @@ def computed(origins: Mapping[str, Origin], module: Any) -> dict[str, Any]:
         if origin not in values:
             match origin:
                 case Parameter(name):
-                    values[origin] = getattr(module, name)
+                    values[origin] = parameters[name]
                 case Literal(tensor):
                     values[origin] = tensor
                 case Derived(function, arguments, keywords):
@@ -142,6 +159,11 @@ def computed(origins: Mapping[str, Origin], module: Any) -> dict[str, Any]:
         return values[origin]
 
     with on_real_tensors():
+        # Weights in the order that kernels read are copies, and most of all bytes: each is written once.
+        copied = [each for each in dict.fromkeys(origins.values()) if isinstance(each, Derived) and is_copied(each)]
+        sources = [value_of(each.arguments[0]) for each in copied]
+        orders = [each.keywords.get("memory_format") or torch.preserve_format for each in copied]
+        values.update(zip(copied, dense_copies(list(zip(sources, orders, strict=True))), strict=True))
         return {name: value_of(origin) for name, origin in origins.items()}
 
 

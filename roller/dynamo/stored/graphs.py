@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,11 +23,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from codegen.bundle.reader import read_bundle
 from hal.support.errors import InputError
 from hal.support.store import Store, digest
-from roller.dynamo.constants import storages_of, use_huge_pages
+from roller.dynamo.constants import is_looked_up, storages_of, use_huge_pages
 from roller.dynamo.kernels import KernelShelf
 from roller.dynamo.operators import RegionOperator, definition_of, region_operator
 from roller.dynamo.rewriting import Decision
-from roller.dynamo.stored.derivations import Derivations, Origin, UnknownOriginError, computed
+from roller.dynamo.stored.derivations import Derivations, Origin, UnknownOriginError, computed, is_copied, tensors_of
 
 #: Folder of a shelf that holds graphs.
 GRAPHS = "graphs"
@@ -41,31 +41,51 @@ class StoredGraph:
         decisions: about its sums of products.
         operators: of ours that its code calls.
         constants: of its code, by name.
+        looked_up: names of constants of which it reads a few rows, tables of embeddings.
         code: Inductor's.
     """
 
     decisions: tuple[Decision, ...]
     operators: tuple[RegionOperator, ...]
     constants: dict[str, Origin]
+    looked_up: frozenset[str]
     code: CompiledFxGraph
 
-    def loaded(self, module: Any, shelf: KernelShelf) -> Callable[..., Any]:
+    def loaded(self, parameters: Mapping[str, Any], shelf: KernelShelf) -> Callable[..., Any]:
         """The code as a function of the graph's inputs, parameters excepted.
 
         Args:
-            module: the graph, whose parameters are its own.
+            parameters: of the graph, by name.
             shelf: where its kernels are.
 
         Raises:
             InputError: a kernel is gone, or cannot be loaded on this machine.
+            KeyError: a parameter is missing.
         """
         for each in self.operators:
             region_operator(read_bundle(shelf.folder / each.kernel), each.shape, each.memory_format, each.formats)
         code = copy.copy(self.code)
-        code.constants = computed(self.constants, module)
-        use_huge_pages(code.constants.values(), storages_of((*module.parameters(), *module.buffers())))
+        code.constants = computed(self.constants, parameters)
+        staying = self.looked_up.union(name for name, origin in self.constants.items() if is_copied(origin))
+        moving = [tensor for name, tensor in code.constants.items() if name not in staying]
+        use_huge_pages(moving, storages_of(parameters.values()))
         code.after_deserialization(CompiledFxGraphConstants())
         return lambda *inputs: code(list(inputs))
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph as it runs in this process.
+
+    Attributes:
+        run: a function of its inputs, parameters excepted.
+        stored: what another process could load; None where there is no such thing.
+        shelf: where its kernels are; None where nothing is stored.
+    """
+
+    run: Callable[..., Any]
+    stored: StoredGraph | None = None
+    shelf: KernelShelf | None = None
 
 
 @dataclass
@@ -81,6 +101,11 @@ class Recording:
     derivations: Derivations
     input_count: int
     graphs: list[StoredGraph | None] = field(default_factory=list)
+
+    @property
+    def stored(self) -> StoredGraph | None:
+        """The graph, where it is one and can be stored."""
+        return self.graphs[0] if len(self.graphs) == 1 else None
 
     def finish(self, module: Any, inputs: Sequence[Any], code: Any, decisions: Sequence[Decision]) -> None:
         """Record a graph that Inductor compiled, once kernels are in it and its constants are folded."""
@@ -103,7 +128,9 @@ class Recording:
         stored.constants, stored.frozen_param_names = {}, {}
         definitions = {definition_of(node.target) for node in module.graph.nodes}
         operators = tuple(each for each in definitions if each is not None)
-        return StoredGraph(tuple(decisions), operators, constants, stored)
+        tables = {node.target for node in module.graph.find_nodes(op="get_attr") if is_looked_up(node)}
+        looked_up = frozenset(name for name, own in code.frozen_param_names.items() if own in tables)
+        return StoredGraph(tuple(decisions), operators, constants, looked_up, stored)
 
 
 def _is_function(metadata: Any, module: Any) -> bool:
@@ -149,15 +176,15 @@ class GraphStore:
                 return None
         return digest(key, self._shelf.surroundings, repr(self._options))
 
-    def load(self, key: str, module: Any) -> tuple[tuple[Decision, ...], Callable[..., Any]] | None:
-        """The decisions about a graph, and its code; None where it is not stored whole."""
+    def load(self, key: str, module: Any) -> CompiledGraph | None:
+        """A graph whose parameters are a module's; None where it is not stored whole."""
         data = self._store.read(key)
         if data is None:
             return None
         try:
             graph: StoredGraph = pickle.loads(data)
-            return graph.decisions, graph.loaded(module, self._shelf)
-        except (InputError, OSError, AttributeError, ImportError, pickle.UnpicklingError):
+            return CompiledGraph(graph.loaded(tensors_of(module), self._shelf), graph, self._shelf)
+        except (InputError, OSError, AttributeError, ImportError, KeyError, pickle.UnpicklingError):
             self._store.remove(key)
             return None
 
@@ -167,7 +194,6 @@ class GraphStore:
         recording = Recording(Derivations(module), len(inputs))
         with recording.derivations.recorded():
             yield recording
-        match recording.graphs:
-            case [StoredGraph() as graph]:
-                self._store.write(key, pickle.dumps(graph))
-                self._store.trim()
+        if recording.stored is not None:
+            self._store.write(key, pickle.dumps(recording.stored))
+            self._store.trim()

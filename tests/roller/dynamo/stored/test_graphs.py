@@ -19,7 +19,15 @@ import torch._inductor.constant_folding as folding  # noqa: E402
 import roller  # noqa: E402
 from roller.dynamo import packed, rewriting  # noqa: E402
 from roller.dynamo.kernels import KernelShelf  # noqa: E402
-from roller.dynamo.stored.derivations import Derivations, Derived, Literal, Parameter, UnknownOriginError, computed  # noqa: E402
+from roller.dynamo.stored.derivations import (  # noqa: E402
+    Derivations,
+    Derived,
+    Literal,
+    Parameter,
+    UnknownOriginError,
+    computed,
+    tensors_of,
+)
 from roller.dynamo.stored.graphs import GRAPHS, GraphStore  # noqa: E402
 
 #: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.
@@ -76,7 +84,7 @@ class TestDerivations:
         with derivations.recorded(), torch.no_grad():
             folding.constant_fold(module)
         origins = {name: derivations.origin(tensor) for name, tensor in constants_of(module).items()}
-        values = computed(origins, Weights(5.0))
+        values = computed(origins, tensors_of(Weights(5.0)))
         assert sorted(float(value.detach().mean()) for value in values.values()) == [6.0, 15.0 * 6.0]
         assert {type(origin) for origin in origins.values()} == {Parameter, Derived}
 
@@ -93,7 +101,7 @@ class TestDerivations:
         ((name, tensor),) = constants_of(module).items()
         origin = derivations.origin(tensor)
         assert isinstance(origin.arguments[0], Literal)
-        assert torch.equal(computed({name: origin}, None)[name], -torch.ones(3))
+        assert torch.equal(computed({name: origin}, {})[name], -torch.ones(3))
 
     def test_what_was_not_recorded_has_no_origin(self) -> None:
         with pytest.raises(UnknownOriginError):
