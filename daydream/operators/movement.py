@@ -77,6 +77,9 @@ ADAPTIVE_POOLS = {"_adaptive_avg_pool2d": "adaptive_average_pool", "adaptive_avg
 SORTS: Mapping[str, float] = {"sort": 8, "argsort": 8, "topk": 4, "msort": 8, "kthvalue": 4, "unique_consecutive": 4,
                               "_unique2": 12, "unique_dim": 12}  # fmt: skip
 
+#: Bytes of a place.
+_PLACE_BYTES = 8
+
 _GATHER_INSTRUCTIONS, _SCATTER_INSTRUCTIONS, _SORT_INSTRUCTIONS = 12.0, 20.0, 40.0
 
 #: Integer instructions for the row and the column of an element in a table, by divisions of 64 bits; chosen on
@@ -263,13 +266,33 @@ def adaptive_pool(call: Call) -> Work | str:
 def sort(call: Call) -> Work | str:
     """The work of sorting: passes over keys and their places."""
     source = call.inputs.tensor(0)
-    if source is None or not call.outputs:
+    ranked = _ranked(call, source) if call.stem == "topk" and source is not None else None
+    if source is None or not (call.outputs or ranked):
         return f"no rule for {call.name}"
+    if ranked is not None:
+        part = WorkPart({}, moved=ranked)
+        return Work(kind="sorting", parts=(part,), flops=0.0, bytes=ranked.bytes, dtype=ranked.dtype)
     outputs = max(sum(tensor.elements for tensor in call.outputs), 1)
     selects = call.stem in ("topk", "kthvalue")
     total = SORTS[call.stem] * (source.bytes if selects else source.bytes + 8 * source.elements)
     instructions = _SORT_INSTRUCTIONS * source.elements / outputs
     return _stream(call, "gatherTopK" if selects else "radixSortKVInPlace", total, instructions, "sorting")
+
+
+def _ranked(call: Call, source: RecordedTensor) -> Moved | None:
+    """PyTorch's kernels of values by rank; None where sizes were not recorded, or for integers."""
+    k, axis = call.inputs.value(1), call.inputs.value(2)
+    axis = axis if type(axis) is int else -1
+    dtype, is_axis = DTYPES.get(source.dtype), -len(source.dims) <= axis < len(source.dims)
+    columns = source.dims[axis] if is_axis else 0
+    if type(k) is not int or dtype is None or not 1 <= k <= columns or not source.elements:
+        return None
+    rows = source.elements // columns
+    total = source.bytes + rows * k * (source.bytes / source.elements + _PLACE_BYTES)
+    return Moved(
+        kernel="topk", bytes=total, outputs=2.0 * rows * k, model="row-wise", dtype=dtype,
+        walk=(float(rows), float(columns), float(k)),
+    )  # fmt: skip
 
 
 def fused(call: Call) -> Work | str:

@@ -84,7 +84,7 @@ _MODELS: dict[str, Model] = {
     "gemm": "products", "convolution": "convolutions", "elementwise": "element-wise", "softmax": "row-wise",
     "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
     "collective": "collectives", "scaled": "products", "experts": "products", "rows": "row-wise",
-    "scan": "row-wise",
+    "scan": "row-wise", "topk": "row-wise",
     "recurrent": "streams", "latent": "attention",
 }  # fmt: skip
 
@@ -239,6 +239,8 @@ def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     if moved.scan:
         sizes = (*moved.walk, moved.bytes)
         return LibraryCall(kind="scan", label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.scan)
+    if moved.kernel == "topk":
+        return LibraryCall(kind="topk", label="topk", sizes=moved.walk, dtype=moved.dtype)
     if moved.walk:
         return LibraryCall(kind="rows", label=moved.kernel, sizes=moved.walk, dtype=moved.dtype, variant=moved.kernel)
     total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))
@@ -254,7 +256,7 @@ def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
 
 def _kernel(key: PartKey, call: LibraryCall, priced: PricedCall) -> KernelPrice:
     if key.moved is not None:
-        return KernelPrice(key.moved.kernel, priced.seconds, priced.bound, key.moved.model)
+        return KernelPrice(key.moved.kernel, priced.seconds, priced.bound, key.moved.model, priced.kernels)
     # Attention without a model of its own is a roofline call that has its label.
     name, model = (
         (call.label, _MODELS["attention"])

@@ -41,7 +41,7 @@ class Moved:
         blocks: of a kernel that has few, such as one per channel; 0 for as many as there is work for.
         trips: round trips to memory that follow one another in each of ``blocks`` blocks of 512 threads.
         walk: rows, columns and further columns of a kernel of ``roller.library.streaming.row_kernels``, of elements of
-            ``dtype``; empty for others.
+            ``dtype``; rows, columns and values of each for ``topk``; empty for others.
         scan: the operator of a kernel of ``roller.library.streaming.scans``, whose ``walk`` is rows, columns and the
             elements after them; empty for others.
         is_cold: whether no launch finds in L2 what the one before moved: each takes other tensors.

@@ -34,6 +34,7 @@ from roller.library.streaming.elementwise import Direction, LibraryTime, element
 from roller.library.streaming.row_kernels import row_kernel_seconds
 from roller.library.streaming.rowwise import layer_norm_seconds, softmax_seconds
 from roller.library.streaming.scans import COMBINATIONS, scan_seconds
+from roller.library.streaming.selection import topk_seconds
 from roller.library.streaming.streams import streamed_seconds
 from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 
@@ -56,6 +57,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "latent": LATENT_SIZES,
     "rows": ("rows", "columns", "further"),
     "scan": ("rows", "columns", "inner", "moved"),
+    "topk": ("rows", "columns", "k"),
 }  # fmt: skip
 
 #: Variant of convolutions whose tensors lie in NHWC.
@@ -356,6 +358,10 @@ def _scans(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
     return _listed(scan_seconds(**sizes, combination=COMBINATIONS[first.variant], device=device), labels)
 
 
+def _selections(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    return _listed(topk_seconds(**sizes, item_bytes=DTYPE_BYTES[first.dtype], device=device), labels)
+
+
 _MODELS: Mapping[str, _Model] = {
     "gemm": _gemms,
     "convolution": _convolutions,
@@ -372,6 +378,7 @@ _MODELS: Mapping[str, _Model] = {
     "latent": _latent,
     "rows": _row_kernels,
     "scan": _scans,
+    "topk": _selections,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from roller.library.calls import LibraryCall
-from roller.library.parts import attention, convolution, elementwise, product, scan_from, stream
+from roller.library.parts import attention, convolution, elementwise, product, scan_from, scattered_sum, stream, topk
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
 from sokoban.language.operators import typed_stem
@@ -131,6 +131,15 @@ def _scan(operator: Any, program: Program) -> list[LibraryCall]:
     return scan_from(operator.function, sides, operator.dtype, reverse=operator.reverse, exclusive=operator.exclusive)
 
 
+def _topk(operator: Any, program: Program) -> list[LibraryCall]:
+    columns = operator.shape[operator.axis]
+    return [topk(math.prod(operator.shape) // columns, columns, operator.k, operator.dtype)]
+
+
+def _scatter_add(operator: Any, program: Program) -> list[LibraryCall]:
+    return scattered_sum(operator.rows, operator.columns, operator.count, operator.dtype)
+
+
 def _elementwise(operator: Any, program: Program) -> list[LibraryCall]:
     outputs = math.prod(program.sizes[axis] for axis in program.axes)
     shapes = operator.shapes or (operator.shape,)
@@ -170,6 +179,8 @@ _MAKERS: Mapping[str, Callable[[Any, Program], list[LibraryCall]]] = {
     "max_pool2d": _pool,
     "reduce": _reduce,
     "scan": _scan,
+    "topk": _topk,
+    "scatter_add": _scatter_add,
     "elementwise": _elementwise,
     "softmax": _rows,
     "layer_norm": _rows,

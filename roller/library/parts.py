@@ -45,6 +45,12 @@ _CUB_SCAN = "DeviceScanKernel"
 #: and one that is flipped: 8, 12 and 24 instructions with their indices.
 _SCAN_POINTS, _JOIN_POINTS, _FLIP_POINTS = 8 / 3, 4, 8
 
+#: What a tensor is before something is added to it.
+_ZEROS = "zeros"
+
+#: PyTorch's kernel of rows that are added where places say, and its points for an element: 20 instructions.
+_INDEX_ADD, _SCATTER_POINTS = "indexFuncLargeIndex", 20 / 3
+
 #: Element types of queries, keys and values that FlashAttention has kernels for.
 FLASH_DTYPES = ("float16", "bfloat16", *FLOAT8_DTYPES)
 
@@ -120,6 +126,20 @@ def scan(function: str, sides: tuple[int, int, int], dtype: str) -> list[Library
         return [states, stream(label, _CUB_SCAN, count, count, _SCAN_POINTS * count, dtype)]
     moved = count * (2 * DTYPE_BYTES[dtype] + PLACE_BYTES * (name in KEEP_PLACES))
     return [LibraryCall(kind="scan", label=label, sizes=(*sides, moved), dtype=dtype, variant=name)]
+
+
+def topk(rows: int, columns: int, k: int, dtype: str) -> LibraryCall:
+    """Values by rank of contiguous rows, and their places."""
+    return LibraryCall(kind="topk", label="topk", sizes=(rows, columns, k), dtype=dtype)
+
+
+def scattered_sum(rows: int, columns: int, count: int, dtype: str) -> list[LibraryCall]:
+    """``count`` rows that are added to those of zeros (``index_add_``): each element by an atomic addition, which reads
+    and writes a row of the result as often as one is added."""
+    zeros = replace(elementwise("copy", rows * columns, dtype, 0), label=_ZEROS)
+    touched = count * columns
+    added = stream("add rows", _INDEX_ADD, 2 * touched, touched, _SCATTER_POINTS * touched, dtype)
+    return [zeros, added]
 
 
 def scan_from(
@@ -203,6 +223,8 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
             gradients.append(stream("gradient of the bias", "reduce_kernel", m * n, n, m * n, call.dtype))
         return gradients
     label = f"gradient of {call.label}"
+    if call.label == _ZEROS:
+        return []
     if call.kind == "elementwise":
         function, _, number = call.label.partition(" ")
         _, backward = _variants(function, bool(number))
@@ -215,6 +237,15 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         return [replace(call, label=label, sizes=(*sizes, 0), direction="backward")]
     if call.kind == "scan" or call.variant.startswith("DeviceScan"):
         return _scan_backward(call)
+    if call.kind == "topk":
+        # Zeros, and what came from where a place says: `value_selecting_reduction_backward`.
+        rows, columns, k = (int(size) for size in call.sizes)
+        read = rows * k * (1 + PLACE_BYTES / DTYPE_BYTES[call.dtype])
+        at = stream("gradients at places", "scatter_gather_elementwise_kernel", read, rows * k, rows * k, call.dtype)
+        return [replace(elementwise("copy", rows * columns, call.dtype, 0), label=_ZEROS), at]
+    if call.variant == _INDEX_ADD:
+        count = int(call.sizes[1])
+        return [stream("rows by number", "indexSelectLargeIndex", count, count, _SCATTER_POINTS * count, call.dtype)]
     if call.kind in ("convolution", "softmax", "layer_norm"):
         return [replace(call, label=label, direction="backward")]
     moved, _, work, *others = call.sizes

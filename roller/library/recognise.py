@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
-from roller.library.parts import attention, convolution, elementwise, product, scan_from, stream
+from roller.library.parts import attention, convolution, elementwise, product, scan_from, scattered_sum, stream, topk
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import (
     DTYPE_BYTES,
@@ -268,13 +268,18 @@ def _rows(form: KernelForm) -> LibraryCall:
 
 
 def _line(form: KernelForm) -> list[LibraryCall]:
-    """A scan, or the place of the largest or smallest value, a reduction of PyTorch's."""
+    """A scan, values or places by rank, rows that are added where places say, or the place of the largest or smallest
+    value, a reduction of PyTorch's."""
     kernel, output = form.line_kernel, form.expr.output
-    if kernel.rank_axis is not None or kernel.scatter is not None:
-        return [_roofline(form)]
     points, dtype = kernel.lines * kernel.length, _dtype(form, kernel.reads[0]) if kernel.reads else output.dtype
     before = [] if isinstance(kernel.body, Load) else _pointwise(form, kernel.body, points)
-    if kernel.is_scan:
+    if kernel.scatter is not None:
+        rows = math.prod(kernel.sizes[axis] for axis in kernel.row_axes)
+        before = []
+        main = scattered_sum(rows, kernel.columns, kernel.length, output.dtype)
+    elif kernel.rank_axis is not None:
+        main = [topk(kernel.lines, kernel.length, kernel.ranks, dtype)]
+    elif kernel.is_scan:
         axes = kernel.final.axes
         inner = _size(form, axes[axes.index(kernel.axis) + 1 :])
         sides = (kernel.lines // inner, kernel.length, inner)

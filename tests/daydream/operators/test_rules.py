@@ -252,6 +252,23 @@ def test_scans_have_a_kernel_by_the_dimension(dims, axis, kernel, walk):
     assert moved.bytes == 2 * 4 * np.prod(dims)
 
 
+@pytest.mark.parametrize(
+    ("dims", "k", "axis", "walk"),
+    [([64, 4096], 8, -1, (64.0, 4096.0, 8.0)), ([5, 9, 3], 4, 1, (15.0, 9.0, 4.0)), ([7], 3, None, (1.0, 7.0, 3.0))],
+)  # fmt: skip
+def test_values_by_rank_are_the_kernels_of_their_rows(dims, k, axis, walk):
+    values = {"Concrete Inputs": ["", str(k), "" if axis is None else str(axis)]}
+    (part,) = work("aten::topk", [dims, [], []], ["float", "Scalar", "Scalar"], **values).parts
+    assert (part.moved.kernel, part.moved.walk, part.moved.model) == ("topk", walk, "row-wise")
+
+
+def test_places_by_rank_of_integers_have_no_rule_without_their_results():
+    values = {"Concrete Inputs": ["", "8", "-1"]}
+    assert (
+        work("aten::topk", [[64, 4096], [], []], ["long int", "Scalar", "Scalar"], **values) == "no rule for aten::topk"
+    )
+
+
 def test_scans_that_keep_places_are_not_those_of_cub():
     values = {"Concrete Inputs": ["", "0", ""]}
     (part,) = work("aten::cummax", [[128], [], []], ["float", "Scalar", ""], **values).parts

@@ -19,13 +19,12 @@ from roller.library.streaming.elementwise import Direction
 from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100-pcie")
-#: Attention and products of groups and scales have tests of their own, on boards that have them; ranks and
-#: scattered rows have no model of a library's.
+#: Attention and products of groups and scales have tests of their own, on boards that have them.
 SUITES = [
     operator
     for name in suite_names()
     for operator in json.loads(suite_path(name).read_bytes())
-    if "op" in operator and not operator["op"].startswith(("attention", "topk", "scatter_add", "grouped", "scaled"))
+    if "op" in operator and not operator["op"].startswith(("attention", "grouped", "scaled"))
 ]
 OTHERS: list[dict[str, Any]] = [
     {"op": "conv2d", "n": 2, "c": 8, "h": 9, "w": 11, "f": 16, "kh": 3, "kw": 1, "stride": 2, "padding": [1, 0, 0, 0],
@@ -48,6 +47,7 @@ OTHERS: list[dict[str, Any]] = [
     {"op": "scan", "function": "max", "shape": [7, 5, 3], "axis": 1, "reverse": True},
     {"op": "scan", "function": "prod", "shape": [7, 5, 3], "axis": -1, "exclusive": True, "dtype": "float16"},
     {"op": "scan", "function": "sum", "shape": [1, 5, 1], "axis": 1, "epilogue": ["relu"]},
+    {"op": "topk", "shape": [7, 50, 3], "k": 4, "axis": 1, "largest": False, "result": "indices"},
 ]  # fmt: skip
 
 
@@ -122,6 +122,18 @@ def test_scans_are_the_kernels_that_pytorch_has() -> None:
     values, places = (library_calls({"op": "scan", "shape": [64, 128], "function": name})[0] for name in ("sum", "max"))
     assert values.sizes == (64, 128, 1, 64 * 128 * 8)
     assert places.sizes == (64, 128, 1, 64 * 128 * 16)
+
+
+def test_values_by_rank_and_scattered_rows_are_pytorchs_calls() -> None:
+    ranks = {"op": "topk", "shape": [64, 128], "k": 8}
+    assert kinds(ranks) == [("topk", "", (64, 128, 8))]
+    back = library_calls(ranks, "backward")
+    assert [call.variant for call in back] == ["copy", "scatter_gather_elementwise_kernel"]
+    assert [call.sizes[0] for call in back] == [64 * 128, 64 * 8 * (4 + 8 + 4)]
+    rows = {"op": "scatter_add", "rows": 10, "columns": 16, "count": 30}
+    assert [call.variant for call in library_calls(rows)] == ["copy", "indexFuncLargeIndex"]
+    assert [call.sizes[0] for call in library_calls(rows)] == [160, 3 * 480 * 4]
+    assert [call.variant for call in library_calls(rows, "backward")] == ["indexSelectLargeIndex"]
 
 
 def test_a_masked_scan_is_a_product_and_a_scan() -> None:
