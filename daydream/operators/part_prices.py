@@ -239,7 +239,7 @@ def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     if moved.scan:
         sizes = (*moved.walk, moved.bytes)
         return LibraryCall(kind="scan", label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.scan)
-    if moved.kernel == "topk":
+    if moved.walk and moved.kernel == "topk":
         return LibraryCall(kind="topk", label="topk", sizes=moved.walk, dtype=moved.dtype)
     if moved.walk:
         return LibraryCall(kind="rows", label=moved.kernel, sizes=moved.walk, dtype=moved.dtype, variant=moved.kernel)

@@ -98,6 +98,10 @@ class Experts(NamedTuple):
     top_k: int
 
 
+#: The one kernel by which engines choose experts, a pass over its tensors as those that Inductor makes.
+ROUTING = "inductor::topk_softmax"
+
+
 class Loop(NamedTuple):
     """Any other operator; ``divided`` where tensor ranks have a part of its elements each."""
 
@@ -301,8 +305,7 @@ def _modules(operators: Sequence[CapturedOperator], paths: Sequence[str]) -> dic
             rows = _dims(grouped[0], 0)[0]
             modules[path] = Experts(up[1], down[1], up[0], max(rows // TOKENS, 1))
         elif operator.name == "aten::topk":
-            # Engines choose experts by one kernel.
-            modules.setdefault(path, Loop(operator.name, operator.inputs, operator.outputs, divided=False))
+            modules.setdefault(path, Loop(ROUTING, operator.inputs, operator.outputs, divided=False))
         elif is_attention(operator.name) and f"{path}.{_FROM_LATENT}" in paths:
             modules[path] = _latent(path, operator, operators, paths)
     return modules
