@@ -128,8 +128,8 @@ class FrozenGraph(SerializableCallable):
         package = fn.package()
         if package is None:
             raise RuntimeError(
-                "the graph cannot be written: its code follows from more than its parameters, or is for a GPU;"
-                " compile it in each process"
+                'the graph cannot be written to a file: those of processors can, with fallback="inductor" and without'
+                " tensors besides parameters; compile it in each process"
             )
         return bytes(package.to_bytes())
 
