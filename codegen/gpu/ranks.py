@@ -1,9 +1,9 @@
 """Values along a line, or their places, by rank: the first few of a line in their order.
 
-Threads that share a line look at each of its elements once and keep the best of their share. The best of these is the
-first rank; the thread that had it looks through its share again, for the best of what comes behind that one in the
-order, and all are compared anew. So a line is read once, and a share of it for every rank: out of registers where it
-fits them. A thread with a line of its own looks through it for every rank.
+Threads that share a line look at each of its elements once and keep the best two of their share. The best of all is
+the first rank; the thread that had it goes on with its second, and once that is taken, too, looks through its share
+again for the best two of what comes behind, out of registers where it fits them. A thread with a line of its own looks
+through it for every rank.
 """
 
 from __future__ import annotations
@@ -142,14 +142,13 @@ class _Ranks(WalkedLines):
     # ---- a line of several threads
 
     def _together(self) -> None:
-        self.share, self.best = _Best(self, "share"), _Best(self, "best")
+        self.share, self.second, self.best = (_Best(self, name) for name in ("share", "second", "best"))
         self.keeps = keeps_share(self.kernel, self.schedule)
         self.values = local_buffer(self.name("values"), self.vector * (self.turns if self.keeps else 1), self.dtype)
         if self._exchanged:
             count = self._halves * self.lines * self._exchanged
             self.shared_value = allocate(self.name("shared_value"), count, self.dtype, "shared")
             self.shared_place = allocate(self.name("shared_place"), count, "int32", "shared")
-        self.share.clear()
         self._look(reads=True)
 
         def one(rank: Expr) -> None:
@@ -157,13 +156,34 @@ class _Ranks(WalkedLines):
             (self._by_shuffles if self.shuffles else self._by_shared)(rank)
             self._store(rank, self.best, [tirx.EQ(self.lane, 0), *self.exists])
             with T.If(tirx.EQ(self.share.place[0], self.best.place[0])), T.Then():
-                self.share.clear()
-                self._look(reads=not self.keeps, behind=self.best)
+                self._go_on()
 
         self._by_rank(one)
 
+    def _go_on(self) -> None:
+        """The second of a thread whose best was taken in its place; the best two of what comes behind where there is
+        none."""
+        with T.If(tirx.NE(self.second.place[0], NOWHERE)):
+            with T.Then():
+                self.share.copy(self.second)
+                self.second.clear()
+            with T.Else():
+                self._look(reads=not self.keeps, behind=self.best)
+
+    def _consider(self, value: Expr, place: Expr, *conditions: Expr) -> None:
+        """One more element of a thread's share, where conditions are true."""
+        better = self.carried.is_better(value, place, self.share.value[0], self.share.place[0])
+        with T.If(tirx.all(better, *conditions)):
+            with T.Then():
+                self.second.copy(self.share)
+                self.share.set(value, place)
+            with T.Else():
+                self.second.take(value, place, *conditions)
+
     def _look(self, *, reads: bool, behind: _Best | None = None) -> None:
-        """The best of a thread's share, of elements that come behind one."""
+        """The best two of a thread's share, of elements that come behind one."""
+        self.share.clear()
+        self.second.clear()
         with named(T.unroll if self.keeps else T.serial, self.turns, "turn") as turn:
             first, start = self.first_place(turn), turn * self.vector if self.keeps else 0
 
@@ -175,7 +195,7 @@ class _Ranks(WalkedLines):
                         T.buffer_store(self.values, value, [start + lane])
                 with named(T.unroll, self.vector, "lane") as lane:
                     value, place = self.values[start + lane], first + lane
-                    self.share.take(value, place, *([behind.comes_before(value, place)] if behind else []))
+                    self._consider(value, place, *([behind.comes_before(value, place)] if behind else []))
 
             self.if_all(self.inside(first), vector)
 

@@ -55,6 +55,9 @@ def line_lines(kernel: LineKernel, schedule: LineSchedule, estimate: Estimate, d
             )
         if kernel.rank_axis is not None:
             source = "registers" if keeps_share(kernel, schedule) else "the caches"
-            yield f"  who had the best of a rank looks through its share again, out of {source}"
+            who = "a thread looks through its line again for every rank"
+            if schedule.threads > 1:
+                who = "who had the best of a rank goes on with the second of its share, then looks through it again"
+            yield from wrapped(f"{who}, out of {source}")
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
     yield from stage_bars(estimate)

@@ -62,6 +62,9 @@ def test_equal_values_and_nan_come_in_the_order_of_the_reference(text: str, sche
     values[3, [700, 130]] = np.nan
     values[4, [40, 41]] = (np.inf, -np.inf)
     values[5] = np.nan
+    # All that come first are neighbours, or in the share of one thread.
+    values[6], values[7] = np.arange(1000) - 500, 500 - np.arange(1000)
+    values[8], values[9] = (sign * np.where(np.arange(1000) % 128, 0, np.arange(1000) + 1) for sign in (1, -1))
     trial = cuda_trial(problem, [(problem.line_kernel, schedule)])
     (launch,) = trial.launches
     flat = emulated_kernel(trial, launch, {"X": values}).run((0, 1)).flat[:96]

@@ -4,10 +4,11 @@ A piece of a line is loaded, accumulated and exchanged before the next one is as
 latency of memory, of the sums of a thread one after the other, of ten shuffles and of a barrier. As many blocks as a
 unit holds wait at the same time.
 
-Ranks are looked for one after the other: threads of a line compare by the shuffles of a place, and one of them looks
-through its share again, out of registers or out of the caches. Nothing was chosen on kernels of lines: latencies and
-overlaps are those of :mod:`sokoban.model.gpu.stages`, a shuffle's that of shared memory (Z. Jia and others, "Dissecting
-the NVIDIA Volta GPU architecture via microbenchmarking", 2018, tables 3.1 and 4.1: 19 cycles and more, arithmetic 4).
+Ranks are looked for one after the other: threads of a line compare by the shuffles of a place, and one of them goes on
+with the second of its share, or looks through it again, out of registers or out of the caches. Nothing was chosen on
+kernels of lines: latencies and overlaps are those of :mod:`sokoban.model.gpu.stages`, a shuffle's that of shared memory
+(Z. Jia and others, "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", 2018, tables 3.1 and 4.1: 19
+cycles and more, arithmetic 4).
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def estimate_lines(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpe
     memory = (device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
     nearer = (l2.latency_seconds or memory) if not keeps_share(kernel, schedule) else 0.0
     waiting = count * (memory + work.chained_cycles / clock)
-    waiting += work.rank_rounds * (work.rank_cycles / clock + work.rank_reads * nearer)
+    waiting += work.rank_rounds * work.round_cycles / clock
+    waiting += work.rank_looks * (work.look_cycles / clock + work.look_reads * nearer)
     alone = waiting + together / running
     unfilled = UNHIDDEN_WAIT * min(waiting, together / running) / running
     units = rounds * (max(together, alone) + unfilled)
@@ -116,7 +118,8 @@ class _Work:
         vector, count = line_vector(kernel, schedule), _turns(kernel, schedule)
         each = AHEAD if schedule.threads == 1 else vector
         elements = count * each
-        combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS
+        keeps_two = kernel.rank_axis is not None and schedule.threads > 1
+        combining = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS * (1 + keeps_two)
         # Threads that share a scan accumulate each of their elements twice: to know its total, and behind the others.
         again = 2.0 if kernel.is_scan and schedule.threads > 1 else 1.0
         final = value_instructions(kernel.final.value)
@@ -128,7 +131,8 @@ class _Work:
         warps = max(1, schedule.threads // 32)
         exchanges = 0 if schedule.threads == 1 else count if kernel.is_scan else kernel.ranks
         shared_by = min(WARP_SHUFFLES, schedule.threads.bit_length() - 1)
-        exchange = (shared_by + 1) * (2.0 + combining) + (EXCHANGE_INSTRUCTIONS + 2.0 * warps) * (warps > 1)
+        compared = 1.0 if kernel.is_scan else PLACE_INSTRUCTIONS
+        exchange = (shared_by + 1) * (2.0 + compared) + (EXCHANGE_INSTRUCTIONS + 2.0 * warps) * (warps > 1)
         self.issued = self.arithmetic + accesses + exchanges * exchange + count * STEP_INSTRUCTIONS + BODY_INSTRUCTIONS
         chain = each * CHAINED_CYCLES * combining * again
         shuffles = (shared_by + 1) * (SHUFFLE_CYCLES + CHAINED_CYCLES)
@@ -139,15 +143,30 @@ class _Work:
     def _look_again(
         self, kernel: LineKernel, schedule: LineSchedule, elements: float, meeting: float, warps: int
     ) -> None:
-        """What ranks take: rounds, one after the other; of each the cycles and the reads that it waits for. A thread
-        with a line of its own looks through it in every round, of those that share one a single thread does."""
+        """Rounds of ranks, one after the other, and looks through a share: cycles and reads that each waits for. A
+        thread with a line of its own looks through it in every round; of those that share one a single thread does,
+        where it has no second to go on with."""
         alone, keeps = schedule.threads == 1, keeps_share(kernel, schedule)
         self.rank_rounds = 0 if kernel.rank_axis is None else kernel.ranks - 1 if alone else kernel.ranks
-        self.rank_reads = 0.0 if keeps else elements / AHEAD
-        looking = elements * 2.0 * PLACE_INSTRUCTIONS + (0.0 if keeps else elements * value_instructions(kernel.body))
-        self.rank_cycles = looking + (0.0 if alone else meeting)
-        self.arithmetic += self.rank_rounds * looking / warps
-        self.issued += self.rank_rounds * looking / warps
+        self.rank_looks = _looks(kernel, schedule)
+        self.look_reads = 0.0 if keeps else elements / AHEAD
+        compared = 2.0 if alone else 3.0
+        looking = elements * compared * PLACE_INSTRUCTIONS
+        looking += 0.0 if keeps else elements * value_instructions(kernel.body)
+        self.round_cycles, self.look_cycles = 0.0 if alone else meeting, looking
+        self.arithmetic += self.rank_looks * looking / warps
+        self.issued += self.rank_looks * looking / warps
+
+
+def _looks(kernel: LineKernel, schedule: LineSchedule) -> float:
+    """Times that shares of a line are looked through again, where its best are anywhere: a thread keeps two of its own,
+    so that one that has m of the ranks, a number by Poisson's law, looks for every second of them."""
+    if kernel.rank_axis is None:
+        return 0.0
+    if schedule.threads == 1:
+        return float(kernel.ranks - 1)
+    each = kernel.ranks / schedule.threads
+    return schedule.threads * (each / 2 - (1 - math.exp(-2 * each)) / 4)
 
 
 def _turns(kernel: LineKernel, schedule: LineSchedule) -> int:
@@ -186,15 +205,15 @@ def _moved_bytes(kernel: LineKernel, schedule: LineSchedule, device: DeviceSpec)
         counts = [schedule.threads, schedule.lines] if schedule.threads > 1 else [schedule.lines, AHEAD]
         sharing = max(min(count, transaction / stride) if stride else count
                       for stride, count in zip(near, counts, strict=True))  # fmt: skip
-        total += elements * _looks(kernel, schedule) * max(min(element, transaction), transaction / max(1.0, sharing))
+        total += elements * _reads(kernel, schedule) * max(min(element, transaction), transaction / max(1.0, sharing))
     return total
 
 
-def _looks(kernel: LineKernel, schedule: LineSchedule) -> float:
-    """Times that an element is read: once, and for every rank what is looked through again and not in registers."""
+def _reads(kernel: LineKernel, schedule: LineSchedule) -> float:
+    """Times that an element is read: once, and whenever a share is looked through again that is not in registers."""
     if kernel.rank_axis is None or keeps_share(kernel, schedule):
         return 1.0
-    return 1.0 + (kernel.ranks - 1) / schedule.threads
+    return 1.0 + _looks(kernel, schedule) / schedule.threads
 
 
 def _passes(kernel: LineKernel, schedule: LineSchedule, lanes: int) -> float:
@@ -208,5 +227,5 @@ def _passes(kernel: LineKernel, schedule: LineSchedule, lanes: int) -> float:
         width = vector if tensor == kernel.output.name and is_stored_along(kernel) else width
         stride = _stride_bytes(kernel, tensor, indices, direction)
         lines = min(float(lanes), max(1.0, lanes * stride * width / _LINE_BYTES))
-        total += elements * _looks(kernel, schedule) / width * max(1.0, LINE_WAVEFRONTS * lines)
+        total += elements * _reads(kernel, schedule) / width * max(1.0, LINE_WAVEFRONTS * lines)
     return total
