@@ -103,8 +103,10 @@ def _advise(start: int, size: int, advice: int) -> None:
 
 
 def dense_copies(tensors: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """Copies of tensors of this machine's memory in huge pages, each with a memory format for its elements' order, as
-    ``clone`` makes them; by ``clone`` where they fill no such page."""
+    """Copies of tensors in huge pages, each with a memory format for its elements' order, as ``clone`` makes them; by
+    ``clone`` where they fill no such page, or some are not numbers in this machine's memory."""
+    if not all(_has_pages(tensor) for tensor, _ in tensors):
+        return [tensor.clone(memory_format=order) for tensor, order in tensors]
     like = [torch.empty_like(tensor, device="meta", memory_format=order) for tensor, order in tensors]
     with _huge_pages([each.nbytes for each in like]) as memory:
         if memory is None:

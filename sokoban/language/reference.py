@@ -380,8 +380,9 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
     float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
     matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
-    overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`: some are equal, and none nearly;
-    where their places alone are asked for, some are NaN or infinite. Places that another tensor is read at are places
+    overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`, some equal and none nearly, and
+    the fewer the farther from the middle, so that the first ranks of a line differ however long it is; where their
+    places alone are asked for, a few are NaN or infinite. Places that another tensor is read at are places
     of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_floats(expr)
@@ -395,10 +396,12 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
         low, high = ranges[tensor.name]
         values = generator.uniform(low, high, tensor.shape)
         if tensor.name in ranked:
-            values = np.rint(values / _RANKED_STEP) * _RANKED_STEP
+            values = np.rint(_sparse_at_ends(values, low, high) / _RANKED_STEP) * _RANKED_STEP
             if ranked[tensor.name]:
+                # Of a long line more than a few would take all of its ranks.
+                one_of = max(_UNUSUAL_VALUES, max(tensor.shape) // 2)
                 for number in (np.nan, np.inf, -np.inf):
-                    values[generator.integers(0, _UNUSUAL_VALUES, tensor.shape) == 0] = number
+                    values[generator.integers(0, one_of, tensor.shape) == 0] = number
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
@@ -409,8 +412,19 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 _RANKED_STEP = 1 / 64
 
 
-#: Of values of which places are looked for, one of so many is NaN, and one each of the two infinities.
+#: Of values of which places are looked for, one of so many is NaN, and one each of the two infinities, or one of half
+#: as many as the longest dimension has.
 _UNUSUAL_VALUES = 24
+
+
+def _sparse_at_ends(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """Uniform numbers as such whose logarithm is uniform: half as many for every equal step from the middle to either
+    end, which about one of them all reaches."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    from_middle = (values - middle) / half
+    octaves = math.log2(max(values.size, 2))
+    far = -np.log2(np.maximum(1 - np.abs(from_middle), 2.0**-octaves)) / octaves
+    return middle + half * np.sign(from_middle) * far
 
 
 def _ranked_floats(expr: TensorExpr) -> dict[str, bool]:

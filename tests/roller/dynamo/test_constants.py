@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from roller.dynamo import constants  # noqa: E402
-from roller.dynamo.constants import HUGE_PAGE_BYTES, storages_of, use_huge_pages  # noqa: E402
+from roller.dynamo.constants import HUGE_PAGE_BYTES, dense_copies, is_looked_up, storages_of, use_huge_pages  # noqa: E402
 
 
 def test_whole_huge_pages_of_parameters_are_asked_for_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +45,34 @@ def test_numbers_stay_what_they_are_where_the_system_moves_pages() -> None:
     numbers = torch.arange(1 << 20)
     use_huge_pages([numbers])
     assert torch.equal(numbers, torch.arange(1 << 20))
+
+
+@pytest.mark.parametrize("rows", [3, 1 << 18])
+def test_copies_are_those_that_clone_makes(rows: int) -> None:
+    images = torch.randn(2, rows // 2 + 1, 3, 2)
+    sources = [
+        (torch.randn(rows, 4).t(), torch.contiguous_format), (torch.randn(rows, 4).t(), torch.preserve_format),
+        (images, torch.channels_last), (torch.randn(5).expand(7, 5), torch.preserve_format),
+        (torch.arange(11, dtype=torch.int8), torch.preserve_format),
+    ]  # fmt: skip
+    copies = dense_copies(sources)
+    for (source, order), copy in zip(sources, copies, strict=True):
+        wanted = source.clone(memory_format=order)
+        assert torch.equal(copy, wanted) and copy.dtype == wanted.dtype and copy.stride() == wanted.stride()
+    are_together = len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
+    assert are_together == (rows > 3 and constants._madvise() is not None)
+
+
+def test_copies_of_shapes_alone_have_no_numbers() -> None:
+    (copy,) = dense_copies([(torch.empty(1 << 22, device="meta"), torch.preserve_format)])
+    assert copy.device.type == "meta"
+
+
+def test_tables_of_embeddings_are_looked_up() -> None:
+    graph = torch.fx.Graph()
+    rows, table, matrix = graph.placeholder("rows"), graph.get_attr("table"), graph.get_attr("matrix")
+    found = graph.call_function(torch.ops.aten.embedding.default, (table, rows))
+    graph.output(graph.call_function(torch.ops.aten.mm.default, (found, matrix)))
+    assert is_looked_up(table) and not is_looked_up(matrix)
+    graph.call_function(torch.ops.aten.t.default, (table,))
+    assert not is_looked_up(table)
