@@ -381,8 +381,9 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
     matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
     overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`, some equal and none nearly, and
-    the fewer the farther from the middle, so that the first ranks of a line differ however long it is; where their
-    places alone are asked for, a few are NaN or infinite. Places that another tensor is read at are places
+    the fewer the farther from the middle, so that the first ranks of a line differ however long it is, and half of a
+    line is in their order, so that some of the ranks are neighbours and others lie anywhere; where their places alone
+    are asked for, a few are NaN or infinite. Places that another tensor is read at are places
     of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_floats(expr)
@@ -397,6 +398,7 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
         values = generator.uniform(low, high, tensor.shape)
         if tensor.name in ranked:
             values = np.rint(_sparse_at_ends(values, low, high) / _RANKED_STEP) * _RANKED_STEP
+            values = _half_in_order(values, _ranked_dimension(expr, tensor.name), generator)
             if ranked[tensor.name]:
                 # Of a long line more than a few would take all of its ranks.
                 one_of = max(_UNUSUAL_VALUES, max(tensor.shape) // 2)
@@ -425,6 +427,28 @@ def _sparse_at_ends(values: NDArray[np.float64], low: float, high: float) -> NDA
     octaves = math.log2(max(values.size, 2))
     far = -np.log2(np.maximum(1 - np.abs(from_middle), 2.0**-octaves)) / octaves
     return middle + half * np.sign(from_middle) * far
+
+
+def _half_in_order(values: NDArray[np.float64], dimension: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Values of which those of half a line, from anywhere on, descend along a dimension."""
+    lines = np.moveaxis(values, dimension, -1)
+    length = lines.shape[-1]
+    at = (generator.integers(0, length, (*lines.shape[:-1], 1)) + np.arange(length // 2)) % length
+    descending = -np.sort(-np.take_along_axis(lines, at, -1), -1)
+    np.put_along_axis(lines, at, descending, -1)
+    return np.moveaxis(lines, -1, dimension)
+
+
+def _ranked_dimension(expr: TensorExpr, tensor: str) -> int:
+    """The first dimension of a tensor along which its elements are ranked."""
+    for statement in expr.statements:
+        reduction = statement.reduction
+        if reduction is not None and reduction.rank is not None:
+            for load in loads(reduction.body):
+                along = [index.coefficient(reduction.axes[0]) != 0 for index in load.indices]
+                if load.tensor == tensor and any(along):
+                    return along.index(True)
+    return -1
 
 
 def _ranked_floats(expr: TensorExpr) -> dict[str, bool]:
