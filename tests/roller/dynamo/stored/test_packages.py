@@ -20,6 +20,7 @@ from roller.dynamo.frozen import FrozenGraph, ModuleSource  # noqa: E402
 from roller.dynamo.kernels import KernelShelf  # noqa: E402
 from roller.dynamo.stored.graphs import CompiledGraph  # noqa: E402
 from roller.dynamo.stored.packages import GraphPackage, parameter_name  # noqa: E402
+from tests.roller.dynamo.stored.test_graphs import Small  # noqa: E402
 
 #: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.
 SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
@@ -32,21 +33,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-class Small(torch.nn.Module):
-    """A convolution with a batch norm, and a linear function of other weights every time."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first = torch.nn.Conv2d(3, 16, 3, padding=1)
-        self.norm = torch.nn.BatchNorm2d(16)
-        self.last = torch.nn.Linear(16, 32)
-        torch.nn.init.normal_(self.norm.running_mean)
-
-    def forward(self, images: Any) -> Any:
-        return torch.relu(self.last(torch.relu(self.norm(self.first(images))).mean((2, 3))))
 
 
 class Doubled:
