@@ -386,7 +386,7 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     are asked for, a few are NaN or infinite. Places that another tensor is read at are places
     of it, one of :data:`_OUTSIDE_PLACES` outside.
     """
-    ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_floats(expr)
+    ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
     extents = _extents_of_places(expr)
     for position, tensor in enumerate(expr.inputs):
@@ -397,7 +397,8 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
         low, high = ranges[tensor.name]
         values = generator.uniform(low, high, tensor.shape)
         if tensor.name in ranked:
-            values = np.rint(_sparse_at_ends(values, low, high) / _RANKED_STEP) * _RANKED_STEP
+            step = 1 if tensor.dtype in INTEGER_DTYPES else _RANKED_STEP
+            values = np.rint(_sparse_at_ends(values, low, high) / step) * step
             values = _half_in_order(values, _ranked_dimension(expr, tensor.name), generator)
             if ranked[tensor.name]:
                 # Of a long line more than a few would take all of its ranks.
@@ -451,17 +452,18 @@ def _ranked_dimension(expr: TensorExpr, tensor: str) -> int:
     return -1
 
 
-def _ranked_floats(expr: TensorExpr) -> dict[str, bool]:
-    """Floating-point inputs whose elements are ranked, and whether nothing but places comes of them."""
+def _ranked_inputs(expr: TensorExpr) -> dict[str, bool]:
+    """Inputs whose elements are ranked, and whether they have a NaN and nothing but places comes of them."""
+    inputs = {tensor.name for tensor in expr.inputs}
     floats = {tensor.name for tensor in expr.inputs if tensor.dtype not in INTEGER_DTYPES}
     ranked: dict[str, bool] = {}
     for statement in expr.statements:
         reduction = statement.reduction
         if reduction is not None and reduction.rank is not None:
             places = reduction.function in ("argmax", "argmin") and isinstance(reduction.body, Load)
-            ranked |= {each.tensor: places for each in loads(reduction.body) if each.tensor in floats}
+            ranked |= {each.tensor: places for each in loads(reduction.body) if each.tensor in inputs}
     uses = Counter(load.tensor for statement in expr.statements for load in loads(statement.value))
-    return {name: places and uses[name] == 1 for name, places in ranked.items()}
+    return {name: places and uses[name] == 1 and name in floats for name, places in ranked.items()}
 
 
 #: Of places that are drawn, one of so many lies outside of the tensor that is read there.

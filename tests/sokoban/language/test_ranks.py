@@ -133,3 +133,10 @@ def test_first_ranks_of_drawn_lines_differ_and_lie_anywhere(length: int) -> None
         assert all(np.ptp(line) > 0.4 * length for line in found)
         assert all((np.diff(np.sort(line)) == 1).sum() >= 5 for line in found), "some are neighbours"
         assert 1 <= np.isnan(inputs["X"]).sum() <= 40
+
+
+def test_first_ranks_of_integers_differ_too() -> None:
+    expr = parse_program("Y[i,r] = max(j, X[i,j], r)", {"i": 4, "j": 50_000, "r": 30}, {"X": "int8", "Y": "int32"})
+    values = random_inputs(expr, 0)["X"]
+    assert np.array_equal(values, np.rint(values)) and np.abs(values).max() <= 127
+    assert all(np.unique(line).size > 10 for line in evaluate(expr, {"X": values}))
