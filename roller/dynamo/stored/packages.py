@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,6 @@ def _put(folder: Path, files: Mapping[str, bytes]) -> None:
     """Put a bundle's files into a folder, the manifest last, unless it has one."""
     if (folder / MANIFEST).exists():
         return
-    with suppress(FileExistsError):
-        folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(files, key=MANIFEST.__eq__):
         write_atomic(folder / name, files[name])
