@@ -122,8 +122,9 @@ def dense_copies(tensors: Sequence[tuple[Any, Any]]) -> list[Any]:
 def _move_together(storages: Sequence[Sequence[Any]]) -> None:
     """Move tensors, those of a storage each, into memory that lies in huge pages."""
     with _huge_pages([each[0].untyped_storage().nbytes() for each in storages]) as memory:
-        for tensors, place in zip(storages, memory.places if memory else (), strict=bool(memory)):
-            assert memory is not None
+        if memory is None:
+            return
+        for tensors, place in zip(storages, memory.places, strict=True):
             source = tensors[0].untyped_storage()
             held = torch.empty(0, dtype=torch.uint8).set_(source)
             torch.empty(0, dtype=torch.uint8).set_(memory.storage, place, held.shape, held.stride()).copy_(held)

@@ -45,7 +45,7 @@ _CUB_SCAN = "DeviceScanKernel"
 #: and one that is flipped: 8, 12 and 24 instructions with their indices.
 _SCAN_POINTS, _JOIN_POINTS, _FLIP_POINTS = 8 / 3, 4, 8
 
-#: What a tensor is before something is added to it.
+#: Label of calls that fill a tensor with zeros.
 _ZEROS = "zeros"
 
 #: PyTorch's kernel of rows that are added where places say, and its points for an element: 20 instructions.
@@ -136,10 +136,14 @@ def topk(rows: int, columns: int, k: int, dtype: str) -> LibraryCall:
 def scattered_sum(rows: int, columns: int, count: int, dtype: str) -> list[LibraryCall]:
     """``count`` rows that are added to those of zeros (``index_add_``): each element by an atomic addition, which reads
     and writes a row of the result as often as one is added."""
-    zeros = replace(elementwise("copy", rows * columns, dtype, 0), label=_ZEROS)
     touched = count * columns
     added = stream("add rows", _INDEX_ADD, 2 * touched, touched, _SCATTER_POINTS * touched, dtype)
-    return [zeros, added]
+    return [_zeros(rows * columns, dtype), added]
+
+
+def _zeros(elements: int, dtype: str) -> LibraryCall:
+    """A tensor before something is added to it, which has no gradient."""
+    return replace(elementwise("copy", elements, dtype, 0), label=_ZEROS)
 
 
 def scan_from(
@@ -242,7 +246,7 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         rows, columns, k = (int(size) for size in call.sizes)
         read = rows * k * (1 + PLACE_BYTES / DTYPE_BYTES[call.dtype])
         at = stream("gradients at places", "scatter_gather_elementwise_kernel", read, rows * k, rows * k, call.dtype)
-        return [replace(elementwise("copy", rows * columns, call.dtype, 0), label=_ZEROS), at]
+        return [_zeros(rows * columns, call.dtype), at]
     if call.variant == _INDEX_ADD:
         count = int(call.sizes[1])
         return [stream("rows by number", "indexSelectLargeIndex", count, count, _SCATTER_POINTS * count, call.dtype)]
