@@ -32,6 +32,7 @@ from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU
 from roller.dynamo.constants import constant_of, is_looked_up, on_real_tensors, storages_of, use_huge_pages
 from roller.dynamo.frozen import FrozenGraph
+from roller.dynamo.garbage import leave_out_older_objects
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
 from roller.dynamo.rewriting import Decision, predicted, rewrite
@@ -305,6 +306,8 @@ class InterpretedGraph(OutputCode):
 # A thread reads PyTorch's sources, which are part of the keys of graphs, while Dynamo traces the first one.
 if hasattr(torch_key, "prefetch"):
     torch_key.prefetch()
+
+leave_out_older_objects()
 
 #: The entry point ``roller`` of ``torch_dynamo_backends``.
 roller = RollerBackend()

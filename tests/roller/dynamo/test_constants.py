@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,6 +63,29 @@ def test_copies_are_those_that_clone_makes(rows: int) -> None:
         assert torch.equal(copy, wanted) and copy.dtype == wanted.dtype and copy.stride() == wanted.stride()
     are_together = len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
     assert are_together == (rows > 3 and constants._madvise() is not None)
+
+
+def test_a_thread_puts_copies_into_huge_pages_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def madvise(start: int, size: int, advice: int) -> int:
+        asked.append((start, size, advice))
+        return 0
+
+    monkeypatch.setattr(constants, "_madvise", lambda: madvise)
+    monkeypatch.setattr(constants, "_can_collapse", lambda: True)
+    monkeypatch.setattr(constants, "_LATER_SECONDS", 0.0)
+    monkeypatch.setattr(constants, "_PAUSE_SECONDS", 0.0)
+    threads = set(threading.enumerate())
+    numbers = torch.arange(1 << 20)
+    (copy,) = dense_copies([(numbers, torch.preserve_format)])
+    for thread in set(threading.enumerate()) - threads:
+        thread.join()
+    pages = copy.nbytes // HUGE_PAGE_BYTES
+    wanted = [copy.data_ptr() + page * HUGE_PAGE_BYTES for page in range(pages)]
+    assert set(wanted) <= {start for start, _, _ in asked}
+    assert {each[1:] for each in asked} == {(HUGE_PAGE_BYTES, constants._MADV_COLLAPSE)}
+    assert torch.equal(copy, numbers)
 
 
 def test_copies_of_shapes_alone_have_no_numbers() -> None:
