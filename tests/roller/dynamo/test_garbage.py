@@ -25,11 +25,15 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """Callbacks of a test alone."""
+    """Callbacks of a test alone, and nothing left out before it, as the suite leaves out what it imported."""
+    were_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
     before = [list(each) for each in (callback_handler.start_callbacks, callback_handler.end_callbacks)]
     callback_handler.clear()
     yield
     callback_handler.start_callbacks[:], callback_handler.end_callbacks[:] = before
+    if were_frozen:
+        gc.freeze()
 
 
 def compiled(seen: list[Any]) -> Any:
