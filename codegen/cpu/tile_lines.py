@@ -13,7 +13,7 @@ from codegen.cpu.plan import Tile
 from codegen.tir.values import Expr
 from hal.spec.parts import CPU_LINE_BYTES
 from sokoban.language.expression import DTYPE_BYTES, Load
-from sokoban.schedule.cpu_tiles import ASKED_LINES, WRITTEN_OUT, asked_ahead
+from sokoban.schedule.cpu_tiles import WRITTEN_OUT, asked_ahead
 
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
 _TURNS_AHEAD = 8
@@ -87,21 +87,30 @@ class TileLines:
         plan, tensor = self.plan, self.tensors[load.tensor]
         line_elements = CPU_LINE_BYTES // tensor.element_bytes
         tiles = math.prod(extent.tiles_per_block for extent in plan.cuts.values())
-        least = int(asked_ahead(load, plan.vector_axis, tensor.shape, elements, staged, tiles, turns, line_elements))
-        row_lines = -(-elements[plan.vector_axis] // line_elements)
-        # So many that a row is a multiple of them: a turn's lines are neighbours.
-        lines = next((count for count in range(max(1, least), ASKED_LINES + 1) if row_lines % count == 0), 0)
-        if not least or not lines:
+        lines = int(asked_ahead(load, plan.vector_axis, elements, staged, tiles, turns, line_elements))
+        if not lines:
             return
-        origin = self._next_origin()
-        first = position([origin[index.axes[0]] for index in load.indices], tensor.shape)
-        portions = row_lines // lines
-        count = portions * math.prod(elements[index.axes[0]] for index in load.indices[:-1])
+        row_lines = -(-elements[plan.vector_axis] // line_elements)
+        # A turn's lines are neighbours in a row, or whole rows.
+        portions, rows = max(1, row_lines // lines), max(1, lines // row_lines)
+        count = portions * math.prod(elements[index.axes[0]] for index in load.indices[:-1]) // rows
         number = tirx.min(self.tile.number * turns + index, count - 1)
-        row, portion = tirx.floordiv(number, portions), tirx.floormod(number, portions)
-        place = first + row * tensor.shape[-1] + portion * (lines * line_elements)
+        row, portion = tirx.floordiv(number, portions) * rows, tirx.floormod(number, portions)
+        place = position(self._place_of_row(load, elements, row), tensor.shape) + portion * (lines * line_elements)
+        pitch = tensor.shape[-1]
         for line in range(lines):
-            prefetch(self.buffers.sources[load.tensor][place + line * line_elements], PRIVATE_CACHE)
+            further = line // row_lines * pitch + line % row_lines * line_elements
+            prefetch(self.buffers.sources[load.tensor][place + further], PRIVATE_CACHE)
+
+    def _place_of_row(self, load: Load, elements: Mapping[str, int], row: Expr) -> list[Expr]:
+        """Indices of a row of an operand's next step; rows are numbered along its last index but one first."""
+        *others, last = (index.axes[0] for index in load.indices)
+        origin = self._next_origin()
+        places = [origin[last]]
+        for axis in reversed(others):
+            places.append(origin[axis] + tirx.floormod(row, elements[axis]))
+            row = tirx.floordiv(row, elements[axis])
+        return places[::-1]
 
     def _ask_for_results(self, index: Expr, turns: int) -> None:
         """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps

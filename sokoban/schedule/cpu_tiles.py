@@ -36,10 +36,11 @@ LARGE_TILE = 8
 
 #: Most lines that a written-out turn asks for. Of operands that are copied a turn asks for at most
 #: :data:`COPIED_AHEAD`, since more would not arrive in time; operands that are not copied have at most
-#: :data:`READ_AHEAD_LINES` lines in all.
+#: :data:`READ_AHEAD_LINES` lines in all, half of a second cache of 1 MiB. What they push out of one that is smaller
+#: comes from the cache behind it, still not from memory.
 ASKED_LINES = 16
 COPIED_AHEAD = 1
-READ_AHEAD_LINES = 2048
+READ_AHEAD_LINES = 8192
 
 
 def lane_axis(form: KernelForm) -> str | None:
@@ -111,7 +112,6 @@ def place_of_copy(load: Load, loops: Sequence[str], counts: Mapping[str, int]) -
 def asked_ahead(
     load: Load,
     axis: str,
-    shape: Sequence[int],
     elements: Mapping[str, Any],
     staged: Any,
     tiles: Any,
@@ -122,12 +122,12 @@ def asked_ahead(
 
     The next step of a sum, or the next block, reads rows that lie apart, where no hardware prefetcher follows, and all
     of them at once, while memory idles during the tiles before. So those tiles share the lines of the next step out
-    among themselves and ask for them while they compute.
+    among themselves and ask for them while they compute. A turn's lines are neighbours in one row, or whole rows that
+    are next to each other.
 
     Args:
         load: the operand's access.
         axis: the vector axis; operands whose rows run along another one are not prefetched.
-        shape: of the operand's tensor, in elements.
         elements: elements of the next step or block, by axis.
         staged: whether the operand is copied into panels; otherwise only as much is prefetched as stays in a core's own
             cache along with the rest.
@@ -136,20 +136,31 @@ def asked_ahead(
         line: elements of a line of the caches.
 
     Returns:
-        Lines per turn; 0 where there would be too many, or rows do not lie evenly apart.
+        Lines per turn; 0 where there would be too many, or their number divides neither a row nor rows.
     """
     sizes = [np.asarray(elements[index.axes[0]]) for index in load.indices] if in_panels(load, axis) else []
     if not sizes or load.indices[-1].axes != (axis,):
         return np.zeros(np.shape(tiles), dtype=np.int64)
-    is_even: Any = True
-    is_single_row: Any = True
-    for extent, size in zip(sizes[:-1], shape[:-1], strict=True):
-        is_even = is_even & (is_single_row | (extent >= size))
-        is_single_row = is_single_row & (extent == 1)
-    lines = math.prod(sizes[:-1]) * -(-sizes[-1] // line)
-    lines_per_turn = -(-lines // np.maximum(1, tiles * turns))
-    in_time = np.where(staged, lines_per_turn <= COPIED_AHEAD, lines <= READ_AHEAD_LINES)
-    return np.where(is_even & in_time & (lines_per_turn <= ASKED_LINES) & (turns > 0), lines_per_turn, 0)
+    row = -(-sizes[-1] // line)
+    lines = math.prod(sizes[:-1]) * row
+    least = np.maximum(1, -(-lines // np.maximum(1, tiles * turns)))
+    of_row = _least_divisor(row, least)
+    of_rows = row * _least_divisor(sizes[-2], -(-least // row)) if len(sizes) > 1 else of_row
+    asked = np.where((of_row > 0) & ((of_row <= of_rows) | (of_rows == 0)), of_row, of_rows)
+    in_time = np.where(staged, asked <= COPIED_AHEAD, lines <= READ_AHEAD_LINES)
+    return np.where(in_time & (asked <= ASKED_LINES) & (turns > 0), asked, 0)
+
+
+def _least_divisor(numbers: Ints, least: Ints) -> Ints:
+    """The smallest divisor of each number that is not below ``least``, and not above :data:`ASKED_LINES`; 0 for none.
+
+    >>> _least_divisor(np.array([12, 12, 7, 64]), np.array([2, 5, 2, 17])).tolist()
+    [2, 6, 7, 0]
+    """
+    found: Any = np.zeros(np.broadcast_shapes(np.shape(numbers), np.shape(least)), dtype=np.int64)
+    for divisor in range(ASKED_LINES, 0, -1):
+        found = np.where((numbers % divisor == 0) & (divisor >= least), divisor, found)
+    return found
 
 
 def sum_loops(form: KernelForm, axis: str) -> list[str]:

@@ -252,7 +252,7 @@ class Traffic:
         turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
         turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
         line = self.device.shared.transaction_bytes // tensor.element_bytes
-        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, tile, True, block_tiles, turns, line) > 0)
+        asked = asking & (asked_ahead(load, tiles.axis, tile, True, block_tiles, turns, line) > 0)
         times = tiles.steps * product(tiles.blocks.values(), self.count)
         return np.where(asked, np.minimum(1.0, self.device.unit_count / times), 1.0)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from codegen.cpu import tile_lines
 from codegen.cpu.lower import lower
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
@@ -206,7 +209,7 @@ IN_STEPS = TileSchedule(
         (PRODUCT, IN_STEPS.with_(cached=("A",)), True),
         ({**PRODUCT, "transpose_b": True}, IN_STEPS, False),
         ({**PRODUCT, "m": 6}, IN_STEPS.with_(block=sizes({"m": 6, "n": 64})), False),
-        ({**PRODUCT, "n": 4096}, IN_STEPS.with_(block=sizes({"m": 96, "n": 4096}), cached=()), False),
+        ({**PRODUCT, "n": 8192}, IN_STEPS.with_(block=sizes({"m": 96, "n": 8192}), cached=()), False),
     ],
     ids=["steps", "blocks", "rests", "read in place", "packed in a box", "columns", "few tiles", "long rows in place"],
 )
@@ -220,6 +223,55 @@ def test_tiles_ask_for_what_is_read_next(
     library = built(form, schedule)
     assert ("prefetcht1" in library.assembly) == asked
     assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("filters", "channels", "lines"),
+    [(32, 16, 4), (16, 16, 2), (64, 8, 8)],
+    ids=["pairs", "single vectors", "long rows"],
+)
+def test_tiles_ask_for_every_line_of_the_next_step(
+    filters: int, channels: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of a window, in steps of channels: their rows do not follow each other in memory."""
+    if vector_bytes() != 64:
+        pytest.skip("the tile is one for 32 registers of 512 bits")
+    asked: list[Any] = []
+    monkeypatch.setattr(tile_lines, "prefetch", lambda element, caches, written=False: asked.append((element, caches)))
+    form = form_of(op="conv2d", n=1, c=64, h=12, w=14, f=filters, kh=3, kw=3, layout="NHWC")
+    tile = {"oh": 1, "ow": 12 * 16 // filters, "f": filters}
+    block = TileSchedule(
+        block=sizes({**tile, "oh": 5}), thread=sizes(tile), step=sizes({"c": channels, "kh": 3, "kw": 3}), cached=("X",)
+    )
+    lower(LoweringRequest(form, block, "op", host()))
+    places = [element.indices[0] for element, caches in asked if caches == tile_lines.PRIVATE_CACHE][:lines]
+    turns = itertools.product(range(5), range(3), range(3), range(channels // WRITTEN_OUT))
+    found = {
+        value(place, dict(zip(("oh_tile", "kh", "kw", "c"), turn, strict=True))) for turn in turns for place in places
+    }
+    windows, vectors = range(9), range(0, filters, 16)
+    following = range(channels, 2 * channels)
+    assert found == {(window * 64 + c) * filters + f for window in windows for c in following for f in vectors}
+
+
+#: Operations of numbers of a kernel, by the name of their node.
+OPERATIONS: dict[str, Any] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
+    "FloorMod": operator.mod, "Min": min, "Max": max, "GE": operator.ge, "GT": operator.gt, "LT": operator.lt,
+}  # fmt: skip
+
+
+def value(number: Any, turn: dict[str, int]) -> int:
+    """A number of the kernel in a turn of its loops, in the first step of the sum."""
+    match type(number).__name__:
+        case "IntImm":
+            return int(number.value)
+        case "Var":
+            return turn.get(number.name, 0)
+        case "Select":
+            return value(number.true_value if value(number.condition, turn) else number.false_value, turn)
+        case name:
+            return int(OPERATIONS[name](value(number.a, turn), value(number.b, turn)))
 
 
 @pytest.mark.parametrize(("channels", "asked"), [(64, True), (2, False)])
