@@ -32,7 +32,9 @@ RIVALS = ("eager", "inductor", "inductor, frozen", "inductor, max-autotune", "ro
 @click.option("--clock", type=click.Choice(CLOCKS), default="wall", show_default=True, help="What calls are timed by.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=15, show_default=True, help="Turns of each rival.")
 @click.option(
-    "--cache", type=click.Path(file_okay=False), help="Kernels of ours; none by default, so that all compile."
+    "--cache",
+    type=click.Path(file_okay=False),
+    help="Kernels of ours; none by default, so that all compile, for the processor as it is measured then.",
 )
 @click.option("--all-ours", is_flag=True, help="Leave nothing to the library that kernels of ours compute.")
 @click.option(

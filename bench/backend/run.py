@@ -17,9 +17,12 @@ import torch
 import torch._inductor.config
 
 from bench.backend.networks import NETWORKS
+from hal.catalog import load_device
+from hal.this_cpu import THIS_CPU
 from roller.dynamo.backend import backend
 from roller.dynamo.explanation import predict_model
 from roller.dynamo.rewriting import Decision
+from roller.dynamo.streaming import reading_bandwidth
 
 #: Clocks in seconds: of the wall, and of all threads of this process, which other programs stop less.
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
@@ -86,6 +89,7 @@ def measured(
         "batch": batch,
         "milliseconds": {rival: statistics.median(values) for rival, values in times.items()},
         "predicted_milliseconds": {part: seconds * 1e3 for part, seconds in asdict(price).items()},
+        "memory_gigabytes_per_second": reading_bandwidth(load_device(THIS_CPU)) / 1e9,
         "error": error,
         "compile_seconds": compile_seconds,
         "taken": len(taken),
@@ -100,5 +104,8 @@ if __name__ == "__main__":
     # On fewer cores than there are the device is one of so many: what it reaches in memory is measured with them.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0), reverse=True)[: arguments.pop("threads")])
     with tempfile.TemporaryDirectory() as folder:
+        if arguments["cache"] is None:
+            # Nothing compiled before, and the processor measured now: others take some of its memory's rate.
+            os.environ["XDG_CACHE_HOME"] = folder
         arguments["cache"] = Path(arguments["cache"] or folder)
         print(json.dumps(measured(**arguments)))
