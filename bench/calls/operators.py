@@ -42,6 +42,8 @@ def problem(suite: str, spec: Spec) -> Problem:
         raise InputError(suite, f"has no PyTorch call for operator {spec.get('op', 'expr')!r}", "leave it out")
     if spec.get("pool"):
         raise InputError(suite, "has no PyTorch call for attention over pages of a pool", "leave it out")
+    if spec.get("lengths"):
+        raise InputError(suite, "has no PyTorch call for attention of sequences with lengths", "leave it out")
     return _KINDS[str(spec["op"])](suite, spec)
 
 

@@ -21,10 +21,10 @@ PAGES, MORE_PAGES = (1, 5, 8, 16, 16, 32, 64, 128), 3
 
 
 def drawn(
-    count: int, seed: int, dtypes: tuple[str, ...], gradients: bool = False, pages: bool = False
+    count: int, seed: int, dtypes: tuple[str, ...], gradients: bool = False, pages: bool = False, lengths: bool = False
 ) -> list[dict[str, Any]]:
     """``count`` operators as ``roller compile`` reads them; ``gradients`` of queries and of keys in turns, or keys and
-    values in ``pages``.
+    values in ``pages``, or of sequences with ``lengths`` of their own, or both.
 
     >>> [each["head_dim"] in HEAD_DIMS for each in drawn(2, 0, ("float16",))]
     [True, True]
@@ -32,7 +32,11 @@ def drawn(
     source = random.Random(seed)
     operators = [_operator(source, dtypes[number % len(dtypes)]) for number in range(count)]
     if pages:
-        return [_in_pages(source, operator) for operator in operators]
+        operators = [_in_pages(source, operator) for operator in operators]
+    if lengths:
+        operators = [operator | {"lengths": True} for operator in operators]
+    if pages or lengths:
+        return operators
     if not gradients:
         return operators
     subjects = ("queries", "keys")
@@ -76,11 +80,14 @@ def _in_pages(source: random.Random, operator: dict[str, Any]) -> dict[str, Any]
 )  # fmt: skip
 @click.option("--gradients", is_flag=True, help="Gradients of queries and of keys in turns.")
 @click.option("--pages", is_flag=True, help="Keys and values in pages of a pool.")
-def main(file: Path, count: int, seed: int, dtype: tuple[str, ...], gradients: bool, pages: bool) -> None:
+@click.option("--lengths", is_flag=True, help="Sequences with numbers of keys of their own.")
+def main(
+    file: Path, count: int, seed: int, dtype: tuple[str, ...], gradients: bool, pages: bool, lengths: bool
+) -> None:
     """Write COUNT attention operators to FILE."""
-    if gradients and pages:
-        raise click.UsageError("gradients have no keys in pages: give one of --gradients and --pages")
-    operators = drawn(count, seed, dtype, gradients, pages)
+    if gradients and (pages or lengths):
+        raise click.UsageError("gradients have no keys in pages, and no lengths: give --gradients alone")
+    operators = drawn(count, seed, dtype, gradients, pages, lengths)
     file.write_text("[\n" + ",\n".join(json.dumps(each) for each in operators) + "\n]\n")
 
 

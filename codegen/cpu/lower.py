@@ -20,7 +20,6 @@ from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from hal.support.errors import listed
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.line import LineKernel
-from sokoban.language.gathers import index_tensors
 from sokoban.schedule.patches import LineSchedule
 from sokoban.schedule.tile import TileSchedule
 
@@ -44,10 +43,9 @@ def lower(request: AnyRequest) -> LoweredCpu:
     lowering, entry = chosen(KINDS, request), request.entry
     if request.schedule.uses_matrix:
         raise LoweringError(f"{entry}: {request.schedule.instruction} is no instruction of a CPU")
-    read = {tensor.name for tensor in request.problem.inputs} - _places(request)
     for tensor in request.problem.expr.tensors:
-        if tensor.dtype == "int32" and tensor.name not in read:
-            continue  # places along an axis, or those that another tensor is read at or added to
+        if tensor.dtype == "int32":
+            continue  # places, or counts that values are compared with: what is written has them as places alone
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
         if tensor.dtype == "float16" and request.problem.expr.accumulate != "float32":
@@ -55,10 +53,3 @@ def lower(request: AnyRequest) -> LoweredCpu:
         if tensor.element_count > _MOST_ELEMENTS:
             raise LoweringError(f"{entry}: {tensor.name} has more than {_MOST_ELEMENTS} elements")
     return lowered_by(lowering, request)
-
-
-def _places(request: AnyRequest) -> set[str]:
-    """Tensors of integers that are places of other tensors."""
-    scatter = getattr(request.problem, "scatter", None)
-    named = set() if scatter is None else {scatter.place.tensor}
-    return named | set(index_tensors(request.problem.expr.statements))

@@ -124,7 +124,7 @@ class KeySlices:
 
 def operand_names(form: KernelForm) -> tuple[str, ...]:
     """Names that the operands of the kernel have in the program of attention."""
-    return ("Q", "K", "V") if form.attention.pages is None else ("Q", "K", "V", "Table")
+    return ("Q", "K", "V", *form.attention.integer_inputs)
 
 
 def consider(placed: PlacedForm, top_k: int) -> Considered:

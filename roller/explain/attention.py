@@ -49,6 +49,11 @@ def attention_origin(kernel: AttentionKernel, schedule: AttentionSchedule) -> It
         yield from wrapped(f"the {kernel.group} heads that share keys are rows of one product")
     if attention.pages is not None:
         yield from wrapped(_page_text(kernel, schedule))
+    if kernel.lengths is not None:
+        yield from wrapped(
+            f"keys end where {kernel.lengths.name} says, sequence by sequence; the time is that of sequences which all "
+            f"have {attention.key_count}"
+        )
     if attention.causal:
         seen = attention_flops(attention) / (
             2.0 * attention.b * attention.heads * attention.queries * attention.key_count

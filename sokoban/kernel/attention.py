@@ -85,7 +85,8 @@ class AttentionKernel(GroupedHeads, Kernel):
         attention: its sizes, mask and scale.
         slices: blocks that share the keys of the same rows.
         inputs: queries ``[b, heads, queries, head_dim]``, keys and values ``[b, kv_heads, keys, ...]``; of a pool keys
-            and values ``[pool, kv_heads, page, ...]`` and the table of pages ``[b, pages of a sequence]``.
+            and values ``[pool, kv_heads, page, ...]`` and the table of pages ``[b, pages of a sequence]``; lengths
+            ``[b]`` where sequences have their own.
         output: the result ``[b, heads, queries, value_dim]``; with several slices partial results in float32,
             ``[slices, b * heads * queries, value_dim + 2]``: values weighted by exponentials that are not divided by
             their sum, the largest logit in powers of two, the sum.
@@ -103,12 +104,23 @@ class AttentionKernel(GroupedHeads, Kernel):
         return self.query_rows
 
     @property
+    def table(self) -> Tensor | None:
+        """The table of pages; None where keys are contiguous."""
+        return None if self.attention.pages is None else self.inputs[3]
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Number of keys of each sequence; None where all have all of them."""
+        return None if self.attention.least_keys is None else self.inputs[-1]
+
+    @property
     def walked_bytes(self) -> int:
-        """Bytes of the keys and values of all sequences, and of the table that says where they lie."""
+        """Bytes of the keys and values of all sequences, as many as they have at most, and of what says where they
+        lie."""
         rows = self.problems * self.attention.key_count
-        _, keys, values, *table = self.inputs
+        _, keys, values, *numbers = self.inputs
         row_bytes = sum(tensor.shape[-1] * tensor.element_bytes for tensor in (keys, values))
-        return rows * row_bytes + sum(tensor.size_bytes for tensor in table)
+        return rows * row_bytes + sum(tensor.size_bytes for tensor in numbers)
 
     @property
     def schedule_numbers(self) -> Mapping[str, int]:
@@ -129,6 +141,7 @@ class AttentionKernel(GroupedHeads, Kernel):
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
         pages = self.attention.pages
         names += "" if pages is None else f" in pages of {pages.tokens} tokens"
+        names += "" if self.lengths is None else f", the first {self.lengths.name}[b] keys of each sequence"
         slices = f", in {self.slices} slices of the keys" if self.slices > 1 else ""
         return f"{self.output.name} = softmax(Q K^T * {self.scale:.4g}) V of {names}{self.mask_text}{slices}"
 

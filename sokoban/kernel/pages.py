@@ -38,12 +38,14 @@ def rows_of_a_lookup(width: int, step: int, page: int, threads: int) -> int:
 
 
 def bulk_misfit(kernel: AttentionKernel, step: int) -> str | None:
-    """Why copies in bulk bring no tile of ``step`` rows out of pages; None where they do.
+    """Why copies in bulk bring no tile of ``step`` rows; None where they do.
 
-    One copy takes rows that follow each other, as many as a panel permutes together or a multiple of it, all of them
-    keys: what lies in a page behind the last key may be no number, and no copy in bulk leaves it out.
+    One copy takes rows that follow each other, out of pages as many as a panel permutes together or a multiple of it,
+    all of them keys: what lies behind the last key of a sequence may be no number, and no copy in bulk leaves it out.
     """
     pages = kernel.attention.pages
+    if kernel.lengths is not None:
+        return "copies in bulk take whole tiles, and sequences end where their lengths say"
     if pages is None:
         return None
     rows = rows_in_a_page(step, pages.tokens)

@@ -42,10 +42,14 @@ class _Pattern:
     value: Product
 
 
+#: Keys of which each sequence has a number of its own, contiguous or in pages.
+_LENGTHS: tuple[dict[str, Any], ...] = ({"lengths": True}, {"page": 13, "pool": 23, "lengths": True})
+
 #: Inputs of an expression -> what the operators that it may be have besides sizes.
 _KINDS: Mapping[int, tuple[tuple[type[_Recognised], dict[str, Any]], ...]] = {
     3: ((Attention, {}),),
-    4: tuple((Attention, pages) for pages in _PAGED),
+    4: tuple((Attention, keys) for keys in (*_PAGED, _LENGTHS[0])),
+    5: ((Attention, _LENGTHS[1]),),
     6: tuple((AttentionGradient, {"of": of}) for of in ("queries", "keys")),
 }
 
@@ -156,8 +160,7 @@ def _candidates(pattern: _Pattern, expr: TensorExpr, match: Correspondence) -> I
         **_keys(pattern, expr, match, sizes),
     }  # fmt: skip
     if pattern.operator.window:
-        before = pattern.operator.queries - pattern.operator.key_count
-        changes["window"] = int(numbers[before + _WINDOW - 1][0]) + 1 + changes["keys"] - sizes["i"]
+        changes["window"] = _window(pattern.operator, numbers, changes["keys"], sizes["i"])
     usual = 1 / math.sqrt(sizes["d"])
     for scale in dict.fromkeys(sign * number for number in numbers[_SIZES["scale"]] for sign in (1, -1)):
         changes["scale"] = None if math.isclose(scale, usual, rel_tol=SAME) else scale
@@ -167,6 +170,14 @@ def _candidates(pattern: _Pattern, expr: TensorExpr, match: Correspondence) -> I
             return
 
 
+def _window(operator: _Recognised, numbers: Mapping[float, tuple[float, ...]], keys: int, queries: int) -> int:
+    """The window of a mask, from the number by which its first key lies before the last."""
+    if operator.least_keys is not None:
+        return -int(numbers[-(operator.queries + _WINDOW)][0]) - queries
+    before = operator.queries - operator.key_count
+    return int(numbers[before + _WINDOW - 1][0]) + 1 + keys - queries
+
+
 def _keys(pattern: _Pattern, expr: TensorExpr, match: Correspondence, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """Keys of a sequence, and the pages that they lie in: the mask tells where they end, or full pages do."""
     operator, numbers = pattern.operator, match.numbers or {}
@@ -174,7 +185,9 @@ def _keys(pattern: _Pattern, expr: TensorExpr, match: Correspondence, sizes: Map
     if pages is None:
         return {"keys": sizes["j"]}
     keys = sizes["p"] * sizes["s"]
-    if operator.causal:
+    if operator.least_keys is not None:
+        keys = int(numbers[pages.keys][0])
+    elif operator.causal:
         keys = int(numbers[pages.keys - operator.queries][0]) + sizes["i"]
     elif not pages.are_full:
         keys = int(numbers[pages.keys - 1][0]) + 1

@@ -384,15 +384,19 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     the fewer the farther from the middle, so that the first ranks of a line differ however long it is, and half of a
     line is in their order, so that some of the ranks are neighbours and others lie anywhere; where their places alone
     are asked for, a few are NaN or infinite. Places that another tensor is read at are places
-    of it, one of :data:`_OUTSIDE_PLACES` outside.
+    of it, one of :data:`_OUTSIDE_PLACES` outside. Counts that are cut at a number are up to it, one of
+    :data:`_WHOLE_COUNTS` is it or more and as many are none or fewer.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
-    extents = _extents_of_places(expr)
+    extents, counts = _extents_of_places(expr), dict(_cut_counts(expr))
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
         if tensor.name in extents:
             result[tensor.name] = _places(generator, tensor, extents[tensor.name])
+            continue
+        if tensor.name in counts:
+            result[tensor.name] = _counts(generator, tensor, counts[tensor.name])
             continue
         low, high = ranges[tensor.name]
         values = generator.uniform(low, high, tensor.shape)
@@ -483,6 +487,19 @@ def _extents_of_places(expr: TensorExpr) -> dict[str, int]:
     return extents
 
 
+def _cut_counts(expr: TensorExpr) -> Iterator[tuple[str, int]]:
+    """Inputs of int32 whose elements are cut to a positive number, as counts are, and the number."""
+    integers = {tensor.name for tensor in expr.inputs if tensor.dtype == "int32"}
+    for node in (node for statement in expr.statements for node in walk(statement.value)):
+        match node:
+            case Call(
+                function="min",
+                arguments=(Call(function="max", arguments=(Load(tensor=tensor), _)), Constant(value=most)),
+            ):
+                if tensor in integers and most > 0:
+                    yield tensor, int(most)
+
+
 def _compared_places(expr: TensorExpr) -> Iterator[tuple[str, str]]:
     """Inputs of int32 whose elements are asked whether they are numbers of an axis, and the axis."""
     integers = {tensor.name for tensor in expr.inputs if tensor.dtype == "int32"}
@@ -499,6 +516,17 @@ def _places(generator: np.random.Generator, tensor: Tensor, extent: int) -> NDAr
     inside = generator.integers(0, extent, tensor.shape)
     beyond = np.where(generator.integers(0, 2, tensor.shape) == 0, -1 - inside % 3, extent + inside % 3)
     return np.where(generator.integers(0, _OUTSIDE_PLACES, tensor.shape) == 0, beyond, inside).astype(np.float64)
+
+
+#: Of counts that are cut, one of so many is as large as it can be, or larger, and one as small.
+_WHOLE_COUNTS = 6
+
+
+def _counts(generator: np.random.Generator, tensor: Tensor, most: int) -> NDArray[np.float64]:
+    """Counts of 1 to ``most``, some beyond either end."""
+    values = generator.integers(1, most + 1, tensor.shape)
+    kinds, beyond = generator.integers(0, _WHOLE_COUNTS, tensor.shape), values % 3
+    return np.where(kinds == 0, most + beyond, np.where(kinds == 1, -beyond, values)).astype(np.float64)
 
 
 #: Heights of peaks: over numbers of at most 1.5, and above 88.7, the largest number whose exponential float32 holds.

@@ -129,3 +129,9 @@ def test_drawn_attention_in_pages_has_a_pool_with_room_for_all_sequences() -> No
         assert attention is not None and attention.pages is not None
         pages = attention.pages
         assert pages.pool > data["b"] * pages.per_sequence
+
+
+def test_drawn_attention_has_lengths_where_they_are_asked_for() -> None:
+    for data in drawn(20, 0, ("float16",), pages=True, lengths=True):
+        attention = operator_from_data(data).operator_as(Attention)
+        assert attention is not None and attention.pages is not None and attention.least_keys is not None

@@ -20,12 +20,12 @@ from itertools import product
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.gpu.walks.attention_warps import (
     CLEAR,
-    PLACE,
     PRODUCTS,
     SHRINK,
     TOTALS,
     constants,
     mask,
+    place,
     queries_tile,
     results,
     softmax,
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
   constexpr int QUERIES_FULL = VALUE_BUFFERS + STAGES * VALUE_TILE, KEYS_FULL = QUERIES_FULL + 32;
   constexpr int KEYS_EMPTY = KEYS_FULL + 8, VALUES_FULL = KEYS_FULL + 16, VALUES_EMPTY = KEYS_FULL + 24;
   extern __shared__ __align__({ATOM_BYTES}) char shared[];
-{PLACE}{table_place}
+{place(kernel)}{table_place}
   if (thread == 0) {{
     barrier_make(shared, QUERIES_FULL, THREADS);
     for (int stage = 0; stage < STAGES; ++stage) {{

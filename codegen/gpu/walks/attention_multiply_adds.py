@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.gpu.walks.bounds import numbered
+from codegen.gpu.walks.bounds import named, numbered
 from codegen.gpu.walks.float_products import FloatProducts
 from codegen.gpu.walks.language import ELEMENTS, Language
-from codegen.gpu.walks.pages import numbered_row
+from codegen.gpu.walks.pages import numbered_row, own_keys
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel
@@ -70,6 +70,12 @@ def _place(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     first_bound, last_bound = walked.bounds
     begin = numbered(first_bound, "first_query", walked.sizes, f" / {schedule.keys}")
     end = numbered(last_bound, "last_query", walked.sizes)
+    if kernel.lengths is not None:
+        sizes = {"CAUSAL": int(attention.causal), "WINDOW": attention.window_size}
+        lines.append(f"const int {', '.join(f'{name} = {size}' for name, size in sizes.items())};")
+        lines += [line.strip() for line in own_keys(kernel).splitlines()]
+        begin = named(first_bound, "first_query", f" / {schedule.keys}")
+        end = named(last_bound, "last_query")
     lines += [
         f"const int seen_end = {end}, seen_begin = {begin};",
         f"const int steps_all = (seen_end + {schedule.keys - 1}) / {schedule.keys} - seen_begin;",
@@ -194,7 +200,7 @@ def _tiles(
         rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
         place=_place_of(kernel, "row"),
     )  # fmt: skip
-    bound = f"row < {attention.key_count}" if attention.key_count % schedule.keys else ""
+    bound = f"row < {_keys_end(kernel)}" if _may_end_within(kernel, schedule) else ""
     pages = attention.pages
     place = "row" if pages is None else numbered_row(pages, kernel.inputs[3].name, attention.key_heads)
     key_tile, value_tile = (
@@ -250,17 +256,22 @@ def _scale(kernel: AttentionKernel) -> str:
 
 def _mask(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """Keys that a row does not see, where a step has any."""
-    attention, keys_all = kernel.attention, kernel.attention.key_count
+    attention, keys_all, window = kernel.attention, _keys_end(kernel), kernel.attention.window_size
+
+    def ahead(more: int) -> str:
+        """Keys before those of the first query, and ``more``."""
+        return str(kernel.ahead + more) if kernel.lengths is None else f"AHEAD + {more}"
+
     conditions, unseen = [], []
-    if keys_all % schedule.keys:
+    if _may_end_within(kernel, schedule):
         conditions.append(f"first_key + {schedule.keys} > {keys_all}")
         unseen.append(f"key >= {keys_all}")
     if attention.causal:
-        conditions.append(f"first_key + {schedule.keys} > first_query + {kernel.ahead + 1}")
-        unseen.append(f"key > query + {kernel.ahead}")
-    if attention.window_size:
-        conditions.append(f"first_key <= last_query + {kernel.ahead - attention.window_size}")
-        unseen.append(f"key <= query + {kernel.ahead - attention.window_size}")
+        conditions.append(f"first_key + {schedule.keys} > first_query + {ahead(1)}")
+        unseen.append(f"key > query + {ahead(0)}")
+    if window:
+        conditions.append(f"first_key <= last_query + {ahead(-window)}")
+        unseen.append(f"key <= query + {ahead(-window)}")
     if not conditions:
         return ""
     return f"""\
@@ -276,6 +287,16 @@ def _mask(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
       }}
     }}
 """
+
+
+def _keys_end(kernel: AttentionKernel) -> str:
+    """Where the keys of a sequence end."""
+    return str(kernel.attention.key_count) if kernel.lengths is None else "KEYS_ALL"
+
+
+def _may_end_within(kernel: AttentionKernel, schedule: AttentionSchedule) -> bool:
+    """True if the keys of a sequence may end within a step."""
+    return kernel.lengths is not None or kernel.attention.key_count % schedule.keys != 0
 
 
 def _results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 
 from codegen.gpu.walks.bounds import named
 from codegen.gpu.walks.fragments import product_of_columns, product_of_rows, row_fragments, unseen_keys
-from codegen.gpu.walks.pages import PagedTile, element_type, page_sizes, pointers
+from codegen.gpu.walks.pages import PagedTile, element_type, own_keys, page_sizes, pointers
 from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.gpu.walks.staged_walk import StagedWalk, rows_in_registers
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -66,7 +66,7 @@ def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str, body
     return f"""\
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
 {constants(kernel, schedule)}
-{PLACE}
+{place(kernel)}
   const unsigned short* queries = {kernel.inputs[0].name}_ptr + (long long)problem * ROWS_ALL * HEAD_DIM;
 {pointers(kernel)}
 {body}
@@ -79,14 +79,16 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     attention, warp_rows = kernel.attention, schedule.rows // schedule.warps
     sizes = {
         "ROWS": schedule.rows, "KEYS": schedule.keys, "STAGES": schedule.stages, "THREADS": schedule.warps * LANES,
-        "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "KEYS_ALL": attention.key_count,
+        "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "KEYS_HELD": attention.key_count,
         "GROUP": kernel.group, "QUERIES_ALL": attention.queries, "HEAD_DIM": attention.head_dim,
         "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
         "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
-        "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "AHEAD": kernel.ahead,
-        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size, **page_sizes(kernel),
+        "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "CAUSAL": int(attention.causal),
+        "WINDOW": attention.window_size, **page_sizes(kernel),
     }  # fmt: skip
+    if kernel.lengths is None:
+        sizes |= {"KEYS_ALL": attention.key_count, "AHEAD": kernel.ahead}
     # Logits are kept in powers of two, whose exponentials take one instruction.
     scale = abs(kernel.scale) / math.log(2) or 1e-30
     return f"{named_sizes(sizes)}\n  constexpr float SCALE = {scale!r}f;"
@@ -104,11 +106,14 @@ def named_sizes(sizes: Mapping[str, int]) -> str:
     return "\n".join([*lines, line.rstrip(",") + ";"])
 
 
-#: Which rows a block has, which keys they see, and which of those the block walks. The longest walks start first.
-PLACE = f"""\
+def place(kernel: AttentionKernel) -> str:
+    """Which rows a block has, which keys they see, and which of those the block walks. The longest walks start
+    first."""
+    own = "" if kernel.lengths is None else f"\n{own_keys(kernel)}"
+    return f"""\
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS;
-  const int slice = blockIdx.x / ROW_BLOCKS % SLICES, problem = blockIdx.x / (ROW_BLOCKS * SLICES);
+  const int slice = blockIdx.x / ROW_BLOCKS % SLICES, problem = blockIdx.x / (ROW_BLOCKS * SLICES);{own}
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
   const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
   const int seen_end = {named(KEYS_OF_QUERIES[1], "last_query")};
@@ -130,7 +135,8 @@ def queries_tile(kernel: AttentionKernel, schedule: AttentionSchedule) -> Staged
 
 def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """Copies of tiles to shared memory."""
-    attention, bounded = kernel.attention, kernel.attention.key_count % schedule.keys != 0
+    attention = kernel.attention
+    bounded = attention.key_count % schedule.keys != 0 or kernel.lengths is not None
     pages = attention.pages
     tile_of = StagedTile if pages is None else partial(PagedTile, page=pages.tokens)
     walked = [

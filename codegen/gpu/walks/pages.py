@@ -1,4 +1,5 @@
-"""Pages in texts of attention: the table that says which row of the pool a key is, and tiles copied through it.
+"""Pages and lengths in texts of attention: the table that says which row of the pool a key is, tiles copied through it,
+and how many keys a sequence has.
 
 A number outside of the pool stands for its first or last page, as :mod:`sokoban.language.gathers` says, so that nothing
 beyond the pool is read.
@@ -19,8 +20,8 @@ ROW_OF_KEY = "row_of_key"
 #: Most pages that are looked up before the first copy, so that their reads are under way together: each is a register.
 LOOKUPS_AHEAD = 8
 _CONTIGUOUS = """\
-  const unsigned short* keys = {keys}_ptr + (long long)problem * KEYS_ALL * HEAD_DIM;
-  const unsigned short* values = {values}_ptr + (long long)problem * KEYS_ALL * VALUE_DIM;"""
+  const unsigned short* keys = {keys}_ptr + (long long)problem * KEYS_HELD * HEAD_DIM;
+  const unsigned short* values = {values}_ptr + (long long)problem * KEYS_HELD * VALUE_DIM;"""
 _TABLE = "  const int* table = {table}_ptr + problem / KEY_HEADS * PAGES;"
 _PAGED = f"""\
 {_TABLE}
@@ -44,11 +45,11 @@ def page_sizes(kernel: AttentionKernel) -> dict[str, int]:
 
 def pointers(kernel: AttentionKernel) -> str:
     """Where keys and values of a problem begin, and which row a key is where they lie in pages."""
-    _, keys, values, *table = kernel.inputs
-    if not table:
+    keys, values, table = kernel.inputs[1], kernel.inputs[2], kernel.table
+    if table is None:
         return _CONTIGUOUS.format(keys=keys.name, values=values.name)
     page = in_pool("table[key / PAGE]", "POOL - 1")
-    return _PAGED.format(keys=keys.name, values=values.name, table=table[0].name, page=page)
+    return _PAGED.format(keys=keys.name, values=values.name, table=table.name, page=page)
 
 
 def in_pool(page: str, last: str) -> str:
@@ -59,6 +60,22 @@ def in_pool(page: str, last: str) -> str:
 def table_pointer(table: Tensor) -> str:
     """Where the numbers of a sequence's pages begin."""
     return _TABLE.format(table=table.name)
+
+
+def length(kernel: AttentionKernel) -> str:
+    """Number of keys of the sequence of a ``problem``, between the fewest and the most that there can be."""
+    attention, lengths = kernel.attention, kernel.lengths
+    assert lengths is not None
+    return (
+        f"min(max({lengths.name}_ptr[problem / {attention.key_heads}], {attention.least_keys}), {attention.key_count})"
+    )
+
+
+def own_keys(kernel: AttentionKernel) -> str:
+    """The sizes that follow from a length, by the names that they have as constants elsewhere."""
+    return f"""\
+  const int KEYS_ALL = {length(kernel)};
+  const int AHEAD = KEYS_ALL - {kernel.attention.queries};"""
 
 
 def element_type(tensor: Tensor) -> str:

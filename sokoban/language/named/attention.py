@@ -85,6 +85,11 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
         return None
 
     @property
+    def least_keys(self) -> int | None:
+        """Keys of a sequence at least, where sequences have lengths of their own; None where all have all keys."""
+        return None
+
+    @property
     def axis_sizes(self) -> dict[str, int]:
         """Elements along every axis of the text."""
         group, pages = self.heads // self.key_heads, self.pages
@@ -156,10 +161,20 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
         """Condition under which query i sees a key, both counted from 0; empty where each sees all that there are."""
         last, pages = self.key_count - self.queries, self.pages
         key = "j" if pages is None else f"{pages.tokens}*p + s"
+        if self.least_keys is not None:
+            return self._seen_of_lengths(key, f"min(max(Lengths[b], {self.least_keys}), {self.key_count})")
         if not self.causal:
             return "" if pages is None or pages.are_full else f"{key} < {self.key_count}"
         end = f"{key} <= i + {last}"
         return f"{end} and {key} > i + {last - self.window_size}" if self.window_size else end
+
+    def _seen_of_lengths(self, key: str, length: str) -> str:
+        """The condition where each sequence has a length of its own."""
+        if not self.causal:
+            return f"{key} < {length}"
+        end = f"{key} <= i + {length} - {self.queries}"
+        before = self.queries + self.window_size
+        return f"{end} and {key} > i + {length} - {before}" if self.window_size else end
 
 
 class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
@@ -172,12 +187,16 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
             attention.
         pool: pages that keys and values of all sequences lie in, ``[pool, kv_heads, page, head_dim]``, at the places
             that the int32 input ``Table`` ``[b, pages of a sequence]`` names; 0 for tensors of contiguous keys.
+        lengths: the int32 input ``Lengths`` ``[b]`` says how many of its ``keys`` each sequence has, and masks count
+            from the last of those: as servers decode sequences together that have come to different lengths. A number
+            below 1, or below ``queries`` under a causal mask, stands for that, and one above ``keys`` for ``keys``.
         algorithm: ``flash``, one kernel that keeps the products on chip, or ``eager``, which writes them out.
         dtype: of queries, keys and values, and of the result, which is bfloat16 where those have eight bits.
     """
 
     page: Count | None = None
     pool: Count = 0
+    lengths: bool = False
     algorithm: Literal["flash", "eager"] = "flash"
     dtype: AttentionDType = "float32"  # type: ignore[assignment]
 
@@ -192,6 +211,13 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
     def pages(self) -> Pages | None:
         """Pages in which keys and values lie; None where they are contiguous."""
         return Pages(tokens=self.page or 0, pool=self.pool, keys=self.key_count) if self.pool else None
+
+    @property
+    def least_keys(self) -> int | None:
+        """Keys of a sequence at least, where sequences have lengths of their own; None where all have all keys."""
+        if not self.lengths:
+            return None
+        return self.queries if self.causal else 1
 
     @property
     def output_dtype(self) -> str:
@@ -235,6 +261,7 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
         stem = self.stem("attention")
         stem += [f"page{self.page}"] if self.page is not None else []
         stem += [f"pool{self.pool}"] if self.pool else []
+        stem += ["lengths"] if self.lengths else []
         stem += ["eager"] if self.algorithm == "eager" else []
         return Program(
             text=text,
@@ -245,9 +272,14 @@ class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
             shapes=self._pool_shapes(),
             external_shapes=external if self.shares_keys else {},
             bias_axes={"h": ("g", "h"), "g": ()} if self.shares_keys else {},
-            dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype) | ({"Table": "int32"} if self.pool else {}),
+            dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype) | dict.fromkeys(self.integer_inputs, "int32"),
             default_dtype=self.output_dtype,
         )
+
+    @property
+    def integer_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs behind queries, keys and values: of the table of pages, and of lengths."""
+        return ("Table",) * bool(self.pool) + ("Lengths",) * self.lengths
 
     def _pool_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of keys and values of a pool, which no index tells."""

@@ -106,5 +106,7 @@ def test_an_unknown_operator_is_refused() -> None:
     paged = {"op": "attention", "b": 1, "heads": 1, "queries": 8, "head_dim": 8, "page": 4, "pool": 2}
     with pytest.raises(InputError, match="attention over pages of a pool"):
         problem("suite", paged)
+    with pytest.raises(InputError, match="attention of sequences with lengths"):
+        problem("suite", {"op": "attention", "b": 1, "heads": 1, "queries": 8, "head_dim": 8, "lengths": True})
     with pytest.raises(InputError, match="operator 'expr'"):
         problem("x", {"expr": "C[i] = A[i]"})
