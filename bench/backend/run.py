@@ -27,8 +27,9 @@ from roller.dynamo.streaming import reading_bandwidth
 #: Clocks in seconds: of the wall, and of all threads of this process, which other programs stop less.
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
-#: Calls of a turn, the first of which does not count.
-CALLS = 4
+#: Calls of a turn at least, and seconds that they fill; the first quarter does not count. A network of a few
+#: milliseconds takes five or six calls until caches hold what it finds there when it runs by itself.
+CALLS, TURN_SECONDS = 4, 0.1
 
 
 def first_tensor(outputs: Any) -> Any:
@@ -39,6 +40,14 @@ def first_tensor(outputs: Any) -> Any:
 def difference(result: Any, expected: Any) -> float:
     """Largest difference, relative to the largest number; networks that begin with a head of zeros give zeros."""
     return float((result - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
+
+
+def _seconds(function: Callable[..., Any], inputs: tuple[Any, ...]) -> float:
+    """Time of the second of two calls by the clock."""
+    function(*inputs)
+    start = time.perf_counter()
+    function(*inputs)
+    return time.perf_counter() - start
 
 
 def measured(
@@ -75,12 +84,15 @@ def measured(
                 error = difference(result, expected)
             print(f"{name}: {rival} compiled in {compile_seconds[rival]:.1f} s", file=sys.stderr, flush=True)
         times: dict[str, list[float]] = {rival: [] for rival in rivals}
+        calls = {
+            rival: max(CALLS, round(TURN_SECONDS / _seconds(function, inputs))) for rival, function in functions.items()
+        }
         for turn in range(rounds):
             for rival in [*rivals[turn % len(rivals) :], *rivals[: turn % len(rivals)]]:
-                for call in range(CALLS):
+                for call in range(calls[rival]):
                     start = now()
                     functions[rival](*inputs)
-                    if call:
+                    if call >= calls[rival] // CALLS:
                         times[rival].append((now() - start) * 1e3)
     taken = [decision for decision in decisions if decision.is_taken]
     total = sum(decision.multiply_adds for decision in decisions)
