@@ -8,13 +8,17 @@ that stay are the library's, and so is attention.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from hal.spec.device import DeviceSpec
+from hal.this_cpu import THIS_CPU
+from roller.dynamo.constants import on_real_tensors
 from roller.dynamo.pointwise import RESHAPES
 from roller.dynamo.regions import Region
 
@@ -36,12 +40,17 @@ QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
 KEY_BLOCK = 512
 
 #: Time of that attention: of a call; cycles of a vector of scores (its exponential, and what comes before and after);
-#: and of a multiply-add, in those of the peak, in a product without ends and for what a block's product packs of each
-#: operand. Chosen on an Intel Xeon with 2 MiB of second cache a core, at 6 and 16 heads of 32 and 128 columns, 64 to
-#: 1,024 queries and keys; of 12 heads, and of 64 columns, times are 5 % off on average.
+#: and of a multiply-add, in those of the peak, for what a block's product packs of each operand. Chosen on an Intel Xeon
+#: with 2 MiB of second cache a core, at 6 and 16 heads of 32 and 128 columns, 64 to 1,024 queries and keys; of 12 heads,
+#: and of 64 columns, times are 5 % off on average.
 ATTENTION_SECONDS = 9e-6
 SCORE_CYCLES = 40.0
-PRODUCT_SHARE, PACKED_SHARE = 1.13, 24.0
+PACKED_SHARE = 24.0
+#: Time of a multiply-add in a product without ends, in those of the peak: on that Xeon. It is measured on this machine's
+#: own processor, whose vectors the library may not use as wide as they are.
+PRODUCT_SHARE = 1.13
+#: Rows of the product that is timed for it, and how often.
+_TIMED_ROWS, _TIMES = 1024, 5
 
 #: Nodes that give a tensor another shape or order and cost nothing.
 VIEWS = RESHAPES | {
@@ -123,9 +132,26 @@ def _attention_seconds(node: Any, device: DeviceSpec) -> float:
     uneven = math.ceil(blocks / device.unit_count) * device.unit_count / blocks
     scores = math.prod(heads) * queries * keys
     cycles = SCORE_CYCLES * scores / device.teu.lanes
-    share = PRODUCT_SHARE + PACKED_SHARE * (1 / rows + 1 / min(keys, KEY_BLOCK))
+    share = product_share(device) + PACKED_SHARE * (1 / rows + 1 / min(keys, KEY_BLOCK))
     products = share * 4 * scores * width / device.peak_flops("float32")
     return ATTENTION_SECONDS + uneven * (cycles / (device.clocks.boost_hz * device.unit_count) + products)
+
+
+def product_share(device: DeviceSpec) -> float:
+    """Time of a multiply-add in PyTorch's large products, in those of a processor's peak."""
+    return _timed_share(device.peak_flops("float32")) if device.name == THIS_CPU else PRODUCT_SHARE
+
+
+@cache
+def _timed_share(peak: float) -> float:
+    with on_real_tensors():
+        left, right, result = (torch.ones(_TIMED_ROWS, _TIMED_ROWS) for _ in range(3))
+        seconds = []
+        for _ in range(_TIMES):
+            start = time.perf_counter()
+            torch.mm(left, right, out=result)
+            seconds.append(time.perf_counter() - start)
+    return max(1.0, min(seconds) * peak / (2 * _TIMED_ROWS**3))
 
 
 def _loops(nodes: Sequence[Any], calls: set[Any]) -> list[list[Any]]:

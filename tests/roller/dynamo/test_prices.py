@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from hal.catalog import load_device
@@ -13,7 +15,14 @@ from hal.support.errors import InputError
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402  (behind the skip without PyTorch)
-from roller.dynamo.prices import CALL_SECONDS, GRAPH_SECONDS, PARAMETER_SECONDS  # noqa: E402
+from roller.dynamo import prices  # noqa: E402
+from roller.dynamo.prices import (  # noqa: E402
+    CALL_SECONDS,
+    GRAPH_SECONDS,
+    PARAMETER_SECONDS,
+    PRODUCT_SHARE,
+    product_share,
+)
 
 
 class Block(torch.nn.Module):
@@ -71,6 +80,20 @@ def test_attention_takes_its_products_and_exponentials() -> None:
     long, short = attention_seconds(1024, 1024), attention_seconds(128, 128)
     assert 1.3 * peak < long < 3 * peak
     assert short > 1.2 * long / 64, "small blocks pack more for each multiply-add"
+
+
+def test_products_of_a_described_processor_have_the_share_that_was_chosen() -> None:
+    assert product_share(load_device("epyc-7763")) == PRODUCT_SHARE
+
+
+def test_products_of_this_machine_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of 1,024 rows, at the fastest of five."""
+    clock = iter([0.0, 9.0, 10.0, 13.0, 20.0, 22.0, 30.0, 35.0, 40.0, 44.0])
+    monkeypatch.setattr(prices, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    prices._timed_share.cache_clear()
+    device = msgspec.structs.replace(load_device("epyc-7763"), name="cpu")
+    assert product_share(device) == pytest.approx(2.0 * device.peak_flops("float32") / (2 * 1024**3))
+    prices._timed_share.cache_clear()
 
 
 def test_attention_of_one_query_reads_its_keys_and_values() -> None:
