@@ -40,14 +40,14 @@ QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
 KEY_BLOCK = 512
 
 #: Time of that attention: of a call; cycles of a vector of scores (its exponential, and what comes before and after);
-#: and of a multiply-add, in those of the peak, for what a block's product packs of each operand. Chosen on an Intel Xeon
-#: with 2 MiB of second cache a core, at 6 and 16 heads of 32 and 128 columns, 64 to 1,024 queries and keys; of 12 heads,
-#: and of 64 columns, times are 5 % off on average.
+#: and of a multiply-add, in those of the peak, for what a block's product packs of each operand. Chosen on an Intel
+#: Xeon with 2 MiB of second cache a core, at 6 and 16 heads of 32 and 128 columns, 64 to 1,024 queries and keys; of 12
+#: heads, and of 64 columns, times are 5 % off on average.
 ATTENTION_SECONDS = 9e-6
 SCORE_CYCLES = 40.0
 PACKED_SHARE = 24.0
-#: Time of a multiply-add in a product without ends, in those of the peak: on that Xeon. It is measured on this machine's
-#: own processor, whose vectors the library may not use as wide as they are.
+#: Time of a multiply-add in a product without ends, in those of the peak: on that Xeon. It is measured on this
+#: machine's own processor, whose vectors the library may not use as wide as they are.
 PRODUCT_SHARE = 1.13
 #: Rows of the product that is timed for it, and how often.
 _TIMED_ROWS, _TIMES = 1024, 5
