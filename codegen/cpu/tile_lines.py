@@ -12,13 +12,13 @@ from codegen.cpu.lines import ALL_CACHES, PRIVATE_CACHE, ask_for_line, prefetch,
 from codegen.cpu.plan import Tile
 from codegen.tir.values import Expr
 from hal.spec.parts import CPU_LINE_BYTES
-from sokoban.language.expression import DTYPE_BYTES, Load
+from sokoban.language.expression import DTYPE_BYTES, Load, loads
 from sokoban.schedule.cpu_tiles import WRITTEN_OUT, asked_ahead
 
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
 _TURNS_AHEAD = 8
 #: Lines of results that are asked for at most in one turn, as it is written out.
-_MOST_ASKED = 2
+_MOST_ASKED = 4
 
 
 class TileLines:
@@ -113,9 +113,18 @@ class TileLines:
         return places[::-1]
 
     def _ask_for_results(self, index: Expr, turns: int) -> None:
-        """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps
-        before are. Rows of results lie apart too, often by so much that a cache has lost them since the last step."""
+        """In turn ``index`` of ``turns``: ask for some lines of where the sums go, where those of the steps before are,
+        and of what is added to them at the end, place by place. Rows of results lie apart too, often by so much that a
+        cache has lost them since the last step."""
         plan, extents = self.plan, self.tile.extents
+        axes, output = plan.form.final.axes, plan.form.expr.output
+        added = [
+            self.buffers.sources[load.tensor]
+            for load in dict.fromkeys(loads(plan.form.final.value))
+            if load.tensor in self.buffers.sources
+            and runs_through(load, self.tensors[load.tensor], axes, output.element_count)
+            and self.tensors[load.tensor].element_bytes == output.element_bytes
+        ]
         line_elements = CPU_LINE_BYTES // plan.form.expr.output.element_bytes
         row_lines = -(-extents[plan.vector_axis] // line_elements) if plan.vector_axis else 1
         count = row_lines * math.prod(extent for axis, extent in extents.items() if axis != plan.vector_axis)
@@ -130,6 +139,8 @@ class TileLines:
                 row_number = tirx.floordiv(row_number, extents[axis])
             place = self.tile.place(row, 0, tirx.floormod(number, row_lines) * line_elements)
             prefetch(self.buffers.output[place], ALL_CACHES, written=True)
+            for source in added:
+                prefetch(source[place], ALL_CACHES)
 
     def _next_origin(self) -> dict[str, Expr]:
         """The first element of the next step of the sum, after the last one that of the next block."""
