@@ -45,7 +45,7 @@ def lower(request: AnyRequest) -> LoweredCpu:
         raise LoweringError(f"{entry}: {request.schedule.instruction} is no instruction of a CPU")
     for tensor in request.problem.expr.tensors:
         if tensor.dtype == "int32":
-            continue  # places, or counts that values are compared with: what is written has them as places alone
+            continue  # places, or numbers that are converted where they are read
         if tensor.dtype not in _DTYPES:
             raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
         if tensor.dtype == "float16" and request.problem.expr.accumulate != "float32":

@@ -12,7 +12,7 @@ from codegen.cpu.lines import ALL_CACHES, PRIVATE_CACHE, ask_for_line, prefetch,
 from codegen.cpu.plan import Tile
 from codegen.tir.values import Expr
 from hal.spec.parts import CPU_LINE_BYTES
-from sokoban.language.expression import DTYPE_BYTES, Load, loads
+from sokoban.language.expression import DTYPE_BYTES, Load
 from sokoban.schedule.cpu_tiles import WRITTEN_OUT, asked_ahead
 
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
@@ -120,9 +120,8 @@ class TileLines:
         axes, output = plan.form.final.axes, plan.form.expr.output
         added = [
             self.buffers.sources[load.tensor]
-            for load in dict.fromkeys(loads(plan.form.final.value))
-            if load.tensor in self.buffers.sources
-            and runs_through(load, self.tensors[load.tensor], axes, output.element_count)
+            for load in dict.fromkeys(plan.form.final_loads)
+            if runs_through(load, self.tensors[load.tensor], axes, output.element_count)
             and self.tensors[load.tensor].element_bytes == output.element_bytes
         ]
         line_elements = CPU_LINE_BYTES // plan.form.expr.output.element_bytes

@@ -122,7 +122,7 @@ def dense_copies(tensors: Sequence[tuple[Any, Any]]) -> list[Any]:
     machine's memory.
 
     Huge pages are what a virtual machine gives back to its host while they are free, and gets again slowly: writing
-    340 MB took 0.8 s in them and 0.15 s in small ones (two cores of an EPYC with Zen 4).
+    340 MB took 0.8 s in them and 0.15 s in small ones (two cores of an EPYC with Zen 5).
     """
     if not all(_has_pages(tensor) for tensor, _ in tensors):
         return [tensor.clone(memory_format=order) for tensor, order in tensors]

@@ -28,6 +28,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "matmul": (MATMUL, {}),
     "matmul without packing": (MATMUL, {"cached": False}),
     "matmul in steps": (MATMUL, {"step": {"k": 8}}),
+    "integers": (
+        {"expr": "Y[i,j] = sum(k, A[i,k] * B[k,j])", "sizes": {"i": 50, "j": 64, "k": 33}, "accumulate": "float32",
+         "dtypes": {"A": "int32"}},
+        {},
+    ),
+    "integers in panels": (
+        {"expr": "Y[i,j] = sum(k, A[i,k] * B[k,j])", "sizes": {"i": 50, "j": 64, "k": 33}, "accumulate": "float32",
+         "dtypes": {"B": "int32"}},
+        {},
+    ),
     "matmul with epilogue": ({**MATMUL, "epilogue": [{"function": "bias_add", "axis": "n"}, "gelu"]}, {}),
     "matmul of float64": ({**MATMUL, "dtype": "float64"}, {}),
     "batched, transposed": ({"op": "batch_matmul", "b": 3, "m": 18, "n": 20, "k": 24, "transpose_b": True}, {}),
