@@ -56,6 +56,13 @@ def first_call(name: str, compiler: str) -> dict[str, Any]:
     return {"clock": clock, "seconds": own, "other_processes": others, "imports_tvm": "tvm" in sys.modules}
 
 
+def _own_caches(folder: Path) -> dict[str, str]:
+    """The environment of a compiler with caches of its own: headers that another has compiled would be found there."""
+    with suppress(FileNotFoundError):  # what was measured of this processor is no cache of compilers
+        shutil.copytree(cache_folder("devices"), folder / "roller" / "devices")
+    return {**os.environ, "XDG_CACHE_HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+
+
 def from_file(network: Any, inputs: tuple[Any, ...]) -> Any:
     """A network as a function of itself and its inputs, from a file, which the first process writes."""
     import torch
@@ -80,12 +87,12 @@ def main(*, networks: tuple[str, ...], compilers: tuple[str, ...], rounds: int, 
     rows: list[dict[str, Any]] = []
     for name in networks or NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
-            with suppress(FileNotFoundError):  # what was measured of this processor is no cache of compilers
-                shutil.copytree(cache_folder("devices"), Path(folder, "roller", "devices"))
-            environment = {**os.environ, "XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+            environments = {
+                compiler: _own_caches(Path(folder, str(number))) for number, compiler in enumerate(compilers)
+            }
             calls: dict[str, list[dict[str, Any]]] = {compiler: [] for compiler in compilers}
             for _ in range(1 + rounds):
-                for compiler in compilers:
+                for compiler, environment in environments.items():
                     command = [sys.executable, "-m", __spec__.name, "--one", name, compiler]
                     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
                     calls[compiler].append(json.loads(done.stdout.splitlines()[-1]))
