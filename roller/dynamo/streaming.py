@@ -42,6 +42,7 @@ def reading_bandwidth(device: DeviceSpec) -> float:
 def with_empty_caches(device: DeviceSpec) -> DeviceSpec:
     """A processor where what all cores share of caches gives what memory does: the caches that a layer finds.
 
+    They are as large as memory, too, so that what passes through them is not counted once more on its way from there.
     Memory itself is no faster than reads of it: where writes have wires of their own, as on EPYC, sums of two arrays
     move more bytes a second than reads alone.
     """
@@ -49,6 +50,7 @@ def with_empty_caches(device: DeviceSpec) -> DeviceSpec:
     shared = tuple(
         replace(
             layer,
+            capacity_bytes=memory.capacity_bytes,
             bandwidth_bytes_per_second=rate,
             latency_seconds=memory.latency_seconds or layer.latency_seconds,
             page_start_seconds=memory.page_start_seconds,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hal.microbench.cpu import arithmetic, bandwidth, barrier, latency
+from hal.microbench.cpu import arithmetic, bandwidth, barrier, capacity, latency
 from hal.microbench.cpu.description import CpuDescription, describe
 from hal.microbench.cpu.machine import Machine, this_machine
 from hal.microbench.cpu.topology import Topology, read_topology
@@ -23,6 +23,7 @@ QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
     "arithmetic": arithmetic.measure,
     "bandwidth": bandwidth.measure,
     "latency": latency.measure,
+    "capacity": capacity.measure,
     "barrier": barrier.measure,
 }
 

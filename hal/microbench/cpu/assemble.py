@@ -143,6 +143,7 @@ class _Assembly:
             }
             if cache.ways:
                 layer["associativity"] = cache.ways
+            self._set_capacity(layer)
             self._set_rates(layer, f"l{cache.level}.read", layers[-1])
             layers.append(layer)
         if len(layers) == 1:
@@ -156,6 +157,13 @@ class _Assembly:
         self._set_rates(dram, "dram.add", layers[-1])
         self._set_reading(dram, layers[-1]["bandwidth_bytes_per_second"])
         return [*layers, dram]
+
+    def _set_capacity(self, layer: dict[str, Any]) -> None:
+        """Bytes of a cache that a process finds, where that was measured and is less than what the system says."""
+        measured = self.measurements.get(f"{layer['name']}.capacity")
+        if measured is not None and measured.value < layer["capacity_bytes"]:
+            layer["capacity_bytes"] = int(measured.value)
+            self.provenance[f"layers.{layer['name']}.capacity_bytes"] = self._source(measured)
 
     def _set_reading(self, dram: dict[str, Any], bound: float) -> None:
         """Rate of memory that is read alone, at most that of the level above, and what one place at a time costs."""

@@ -85,12 +85,13 @@ def _layers(topology: Topology, measurements: Measurements) -> list[MemoryLayer]
             measurements.get("dram.add" if name == "dram" else f"{name}.read"),
             measurements.get(f"{name}.latency"),
         )
+        capacity = measurements.get(f"{name}.capacity")
         if bandwidth is None or latency is None:
             continue
         layers.append(
             MemoryLayer(
                 name=name,
-                capacity_bytes=size,
+                capacity_bytes=size if capacity is None else min(size, int(capacity.value)),
                 shared_by="unit" if private else "device",
                 bandwidth_bytes_per_second=_rounded(bandwidth.value),
                 transaction_bytes=line,

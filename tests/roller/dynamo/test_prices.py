@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from hal.catalog import load_device
+from hal.microbench import toml_text
 from hal.support.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -57,6 +58,26 @@ def test_a_step_is_its_kernels_the_library_loops_and_calls(tmp_path: Path) -> No
     assert price.calls == pytest.approx(GRAPH_SECONDS + 6 * PARAMETER_SECONDS + 5 * CALL_SECONDS)
     assert price.seconds == pytest.approx(price.kernels + price.library + price.loops + price.calls)
     assert not list(tmp_path.glob("*/manifest.json"))
+
+
+def test_calls_begin_with_lines_of_memory_where_tensors_leave_no_room_for_them(tmp_path: Path) -> None:
+    device = load_device("epyc-7763")
+    small = msgspec.structs.replace(
+        device,
+        name="small",
+        layers=tuple(
+            msgspec.structs.replace(layer, capacity_bytes=1 << 20) if layer.name == "l3" else layer
+            for layer in device.layers
+        ),
+    )
+    (tmp_path / "small.toml").write_text(toml_text(small))
+    roomy, crowded = (
+        roller.predict_model(
+            Block(512).eval(), torch.randn(2, 48, 512), device=name, cache=tmp_path, competes=False
+        ).price.calls
+        for name in ("epyc-7763", str(tmp_path / "small.toml"))
+    )
+    assert crowded - roomy == pytest.approx(5 * prices.COLD_LINES * (device.dram.latency_seconds or 0.0))
 
 
 def test_loops_grow_with_their_tokens(tmp_path: Path) -> None:

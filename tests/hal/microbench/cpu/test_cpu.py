@@ -12,9 +12,12 @@ import msgspec
 import pytest
 
 from hal.microbench import Measurement, MicrobenchError, Settings, cpu, json_text, toml_text
-from hal.microbench.cpu import CpuDescription, against_numpy, describe, measure_cpu, numpy_products, topology
+from hal.microbench.cpu import CpuDescription, against_numpy, capacity, describe, measure_cpu, numpy_products, topology
 from hal.microbench.cpu.bandwidth import Reading, level_sets
+from hal.microbench.cpu.capacity import held_bytes
 from hal.microbench.cpu.cores import Cores
+from hal.microbench.cpu.machine import Machine
+from hal.microbench.cpu.native import loops
 from hal.microbench.cpu.numpy_products import NumpyProducts
 from hal.microbench.cpu.topology import Cache, Topology, read_topology
 from hal.microbench.cpu.vector_ir import chains, module, tile_rows
@@ -167,6 +170,35 @@ def test_beginnings_of_pages_are_what_reading_in_one_place_takes_longer() -> Non
     assert reading.page_start_seconds == pytest.approx(80e-9)
     assert Reading.of(both | {"dram.read": apart}, cores=2) == Reading(apart.value, None)
     assert Reading.of({}, cores=2) is None
+
+
+def test_a_cache_that_others_use_too_holds_what_was_measured() -> None:
+    found = measured() | {"l3.capacity": one("l3.capacity", float(9 << 20), "layers.l3.capacity_bytes", "B")}
+    assert describe(TWO_CORES, found).layers[2].capacity_bytes == 9 << 20
+    assert describe(TWO_CORES, measured()).layers[2].capacity_bytes == 32 << 20
+
+
+def test_reads_that_wait_for_memory_say_what_a_cache_holds() -> None:
+    sizes = {"cached": 1 << 20, "uncached": 1 << 27, "most": 1 << 25}
+    # Of 32 MiB a quarter is there, of 8 MiB all.
+    seconds = {1 << 20: 2e-8, 1 << 23: 2e-8, 1 << 25: 1.1e-7, 1 << 27: 1.4e-7}
+    assert held_bytes(seconds, **sizes) == pytest.approx(1 << 23)
+    assert held_bytes(dict.fromkeys(seconds, 1e-7), **sizes) == 1 << 25
+    assert held_bytes({size: 1.4e-7 for size in seconds} | {1 << 20: 2e-8}, **sizes) == 1 << 20
+
+
+def test_the_capacity_of_a_shared_cache_is_measured_within_what_the_system_says() -> None:
+    shared = Topology(
+        title="A processor", architecture="x86_64", cpus=tuple(sorted(os.sched_getaffinity(0)))[:1], simd_bits=128,
+        vector_registers=16, caches=(Cache(1, 32 << 10, 64, True), Cache(2, 1 << 20, 64, False)), memory_bytes=1 << 28,
+    )  # fmt: skip
+    with Cores(shared.cpus) as cores:
+        machine = Machine(shared, cores, loops(shared.lanes, shared.vector_registers), Settings(repeats=2))
+        (found,) = capacity.measure(machine)
+        private = replace(shared, caches=shared.caches[:1])
+        assert list(capacity.measure(replace(machine, topology=private))) == []
+    assert found.key == "l2.capacity" and found.path == "layers.l2.capacity_bytes"
+    assert found.low is not None and found.low <= found.value <= 1 << 20
 
 
 def test_a_missing_number_is_named() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hal.microbench.cpu.arithmetic import Product
-from hal.microbench.cpu.latency import _link
+from hal.microbench.cpu.latency import link
 from hal.microbench.cpu.machine import Machine, this_machine
 from hal.microbench.cpu.vector_ir import COPY_ELEMENTS, UNROLL, chains, tile_rows
 from hal.microbench.sampling import Settings
@@ -69,7 +69,7 @@ def test_product_is_a_matrix_product(machine: Machine) -> None:
 
 def test_chase_visits_every_line_and_comes_back(machine: Machine) -> None:
     cells = machine.array(1 << 14).view(np.int64)
-    _link(cells, 64)
+    link(cells, 64)
     lines = cells.size // 8
     seen, at = set(), cells.ctypes.data
     for _ in range(lines):

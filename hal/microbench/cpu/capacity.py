@@ -1,0 +1,77 @@
+"""Capacity that a process finds of the cache which all cores share: random reads of what was read from end to end before.
+
+What the system says is the processor's. A virtual machine may be given a part of the cache, or neighbours use it: of the
+32 MiB that two cores of an EPYC report, lines beyond 10 MiB came from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hal.microbench.cpu.bandwidth import level_sets
+from hal.microbench.cpu.latency import READS, link
+from hal.microbench.cpu.machine import Machine
+from hal.microbench.measurement import Measurement
+
+#: Arrays as shares of the capacity that the system says. Of one that is larger than the part that a process finds, that
+#: part stays in the cache.
+_SHARES = (1.0, 0.5, 0.25)
+
+
+def measure(machine: Machine) -> Iterator[Measurement]:
+    """``l3.capacity`` in bytes, of the last cache where it is not a core's own."""
+    caches, sets = machine.topology.caches, level_sets(machine.topology)
+    if not caches or f"l{caches[-1].level}" not in sets or caches[-1].private:
+        return
+    last = caches[-1]
+    name = f"l{last.level}"
+    sizes = {*(int(share * last.size_bytes) for share in _SHARES), sets[name], sets["dram"]}
+    arrays = {size: machine.array(size) for size in sorted(sizes)}
+    for array in arrays.values():
+        link(array.view(np.int64), last.line_bytes)
+    samples = []
+    for _ in range(machine.settings.repeats):
+        seconds = {size: _latency(machine, array) for size, array in arrays.items()}
+        samples.append(held_bytes(seconds, cached=sets[name], uncached=sets["dram"], most=last.size_bytes))
+    sizes_text = ", ".join(f"{int(share * last.size_bytes) >> 10}" for share in _SHARES)
+    yield Measurement(
+        key=f"{name}.capacity",
+        unit="B",
+        samples=tuple(samples),
+        method=f"share of {READS} random reads of {sizes_text} KiB that do not wait for memory, after all of it was read",
+        path=f"layers.{name}.capacity_bytes",
+        low=float(sets[name]),
+        high=float(last.size_bytes),
+    )
+
+
+def held_bytes(seconds: dict[int, float], *, cached: int, uncached: int, most: int) -> float:
+    """Bytes that a cache holds, by the seconds of a random read in arrays of several sizes.
+
+    >>> held_bytes({1: 10e-9, 4: 10e-9, 8: 60e-9, 99: 110e-9}, cached=1, uncached=99, most=8)
+    4.0
+
+    Args:
+        seconds: by the bytes of an array.
+        cached: bytes of the array that it holds whole.
+        uncached: bytes of the array that is far larger.
+        most: what it has.
+    """
+    near, far = seconds[cached], seconds[uncached]
+    if far <= near:
+        return float(most)
+    held = [size * (far - each) / (far - near) for size, each in seconds.items() if size <= most]
+    return float(min(max(*held, cached), most))
+
+
+def _latency(machine: Machine, array: NDArray[np.float32]) -> float:
+    """Seconds of a random read by one core, after it has read the array from end to end."""
+    out = machine.array(machine.turn_bytes)
+    idle = [partial(machine.loops["chase"], array.ctypes.data, out.ctypes.data, 1)] * (machine.cores.count - 1)
+    machine.cores.seconds([partial(machine.loops["read"], array.ctypes.data, out.ctypes.data, array.size, 1), *idle])
+    walk = partial(machine.loops["chase"], array.ctypes.data, out.ctypes.data, READS)
+    return machine.cores.seconds([walk, *idle]) / READS
