@@ -213,7 +213,8 @@ class CpuScaleUp:
             if self._tiles_in(tile, block) >= least:
                 yield from self._variants(tile, block, step, why)
             while True:
-                grown = self._best_block(tile, block, step)
+                # Odd sizes, whose last block is hardly used, would seem to move more in every larger one.
+                grown = self._best_block(tile, block, step, at_any_score=self._tiles_in(tile, block) < least)
                 if grown is None:
                     break
                 score, axis, block = grown
@@ -260,8 +261,9 @@ class CpuScaleUp:
         return False
 
     def _best_block(
-        self, tile: Mapping[str, int], block: dict[str, int], step: Mapping[str, int]
+        self, tile: Mapping[str, int], block: dict[str, int], step: Mapping[str, int], *, at_any_score: bool
     ) -> tuple[float, str, dict[str, int]] | None:
+        """The next larger block with the best score that a core's own cache holds."""
         _, footprint, traffic = self.model.costs(self._full(block, step))
         capacity = self.device.limits.shared_bytes_per_block
         steps = []
@@ -274,7 +276,7 @@ class CpuScaleUp:
             if grown_bytes > capacity:
                 continue
             score = data_reuse_score(traffic, grown_traffic, footprint, grown_bytes)
-            if score > 0 or axis in self.form.batch_axes:
+            if score > 0 or at_any_score or axis in self.form.batch_axes:
                 steps.append((score, position, axis, grown))
         if not steps:
             return None

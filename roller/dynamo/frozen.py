@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter, is_, itemgetter
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ from roller.dynamo.stored.graphs import CompiledGraph
 from roller.dynamo.stored.packages import GraphPackage, parameter_name
 
 log = logging.getLogger("roller.backend")
+
+#: Sets of parameters that a graph was called with one after another and that have not come back: as many blocks of a
+#: model may be alike. And calls for each set after which one that had come back is forgotten.
+MOST_ONCE, MOST_ROUNDS = 128, 16
 
 #: A graph module and its inputs -> its code.
 Compiler = Callable[[Any, Sequence[Any]], CompiledGraph]
@@ -53,24 +58,100 @@ class GraphSource(Protocol):
         """The graph for another process, once it is compiled; None where it cannot leave this one."""
 
 
+@dataclass
+class FrozenCode:
+    """Code with some parameters for constants.
+
+    Attributes:
+        parameters: in the order of their positions.
+        watched: tensors whose numbers are constants of the code.
+        versions: of those, when the code was made.
+        code: a function of the other inputs.
+        is_new: true before its first call.
+        calls: how many there were.
+        last_call: the number of the latest, among those of all parameters.
+        returns: true where others were called between two calls of this one.
+    """
+
+    parameters: list[Any]
+    watched: list[Any]
+    versions: list[int]
+    code: Callable[..., Any]
+    is_new: bool = True
+    calls: int = 0
+    last_call: int = 0
+    returns: bool = False
+
+
+class FrozenCodes:
+    """Code of a graph by its parameters: of blocks that are called in turn all, of parameters that take the place of
+    others the latest alone, since the constants of each take as much memory as its parameters."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[int, ...], FrozenCode] = {}
+        self._latest: FrozenCode | None = None
+        self._left: set[tuple[int, ...]] = set()
+        self._call = 0
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def find(self, parameters: Sequence[Any]) -> FrozenCode | None:
+        """The code with these parameters; None where there is none."""
+        latest = self._latest
+        # Hundreds of parameters a call: in loops of C.
+        if latest is not None and all(map(is_, parameters, latest.parameters)):
+            return latest
+        return self._codes.get(tuple(map(id, parameters)))
+
+    def put(self, frozen: FrozenCode) -> None:
+        """Keep code, in the place of that with the same parameters."""
+        key, latest = tuple(map(id, frozen.parameters)), self._latest
+        before = self._codes.get(key)
+        if before is not None:
+            frozen.returns = before.returns
+            self._codes[key] = frozen
+            return
+        frozen.returns = key in self._left
+        # Called more than once and then left: other parameters have taken its place, unless it comes back.
+        if latest is not None and latest.calls > 1 and not latest.returns:
+            self._leave(latest)
+        once = [code for code in self._codes.values() if not code.returns]
+        if len(once) >= MOST_ONCE:
+            self._leave(once[0])
+        for code in list(self._codes.values()):
+            if code.returns and self._call - code.last_call > MOST_ROUNDS * len(self._codes):
+                self._leave(code)
+        self._codes[key] = frozen
+
+    def count(self, frozen: FrozenCode) -> None:
+        """Note a call of some code."""
+        self._call += 1
+        frozen.returns = frozen.returns or (frozen.calls > 0 and frozen is not self._latest)
+        frozen.calls, frozen.last_call, self._latest = frozen.calls + 1, self._call, frozen
+
+    def _leave(self, frozen: FrozenCode) -> None:
+        key = tuple(map(id, frozen.parameters))
+        if len(self._left) >= MOST_ONCE:
+            self._left.clear()
+        if self._codes.pop(key, None) is not None:
+            self._left.add(key)
+
+
 class FrozenGraph(SerializableCallable):
     """A graph of Dynamo's as a function of its inputs, parameters among them.
 
-    PyTorch can write it to a file where its source has a package, for another process (``aot_compile`` of a compiled
-    model's ``forward``).
+    One graph serves all blocks of a model that are alike, where something in them ends a graph, so that it is called
+    with the parameters of each in turn. PyTorch can write it to a file where its source has a package, for another
+    process (``aot_compile`` of a compiled model's ``forward``).
 
     Args:
         source: the graph.
     """
 
-    _parameters: list[Any]
-    _watched: list[Any]
-    _versions: list[int]
-    _is_new: bool
-
     def __init__(self, source: GraphSource) -> None:
         self._source = source
-        self._code: Callable[..., Any] | None = None
+        self._codes = FrozenCodes()
         self._parameters_of, self._others_of = _places(source.positions), _places(source.other_positions)
 
     @staticmethod
@@ -89,30 +170,32 @@ class FrozenGraph(SerializableCallable):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """The graph's outputs."""
-        # Hundreds of parameters a call: in loops of C.
         given = self._parameters_of(arguments)
-        if self._code is None:
-            self._compile(list(given), arguments)
-        elif not all(map(is_, given, self._parameters)) or _versions(self._watched) != self._versions:
-            log.warning("parameters have changed since their graph was compiled: its constants are made anew")
-            self._compile(list(given), arguments)
-        assert self._code is not None
-        outputs = self._code(*self._others_of(arguments))
-        if self._is_new:
-            self._is_new = False
+        frozen = self._codes.find(given)
+        if frozen is not None and _versions(frozen.watched) != frozen.versions:
+            log.warning("parameters were written to since their graph was compiled: its constants are made anew")
+            frozen = None
+        if frozen is None:
+            frozen = self._compile(list(given), arguments)
+        self._codes.count(frozen)
+        outputs = frozen.code(*self._others_of(arguments))
+        if frozen.is_new:
+            frozen.is_new = False
             # What the graph itself writes to, statistics of a batch norm in training, is no constant of its code.
-            now = _versions(self._watched)
-            pairs = zip(self._watched, self._versions, now, strict=True)
-            self._watched = [tensor for tensor, before, after in pairs if before == after]
-            self._versions = _versions(self._watched)
+            now = _versions(frozen.watched)
+            pairs = zip(frozen.watched, frozen.versions, now, strict=True)
+            frozen.watched = [tensor for tensor, before, after in pairs if before == after]
+            frozen.versions = _versions(frozen.watched)
         return outputs
 
-    def _compile(self, parameters: list[Any], inputs: Sequence[Any]) -> None:
-        self._parameters, self._is_new = parameters, True
+    def _compile(self, parameters: list[Any], inputs: Sequence[Any]) -> FrozenCode:
         # Tensors of inference mode count no versions.
-        self._watched = [tensor for tensor in (*parameters, *self._source.own) if not tensor.is_inference()]
-        self._versions = _versions(self._watched)
-        self._code = self._source.code(parameters, [inputs[position] for position in self._source.other_positions])
+        watched = [tensor for tensor in (*parameters, *self._source.own) if not tensor.is_inference()]
+        versions = _versions(watched)
+        code = self._source.code(parameters, [inputs[position] for position in self._source.other_positions])
+        frozen = FrozenCode(parameters, watched, versions, code)
+        self._codes.put(frozen)
+        return frozen
 
     def package(self) -> GraphPackage | None:
         """The graph for another process; None where it cannot leave this one."""

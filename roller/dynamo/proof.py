@@ -55,8 +55,12 @@ def _evaluated(module: Any, node: Any, values: dict[Any, Any]) -> Any:
     if not hasattr(node, "op"):
         return node
     if node not in values:
+        known = node.meta.get("val")
         if is_constant(node):
             values[node] = constant_of(module, node)
+        elif isinstance(known, int | torch.SymInt):
+            # A size that the graph is handed, or computes: kernels are of the sizes that it was captured with.
+            values[node] = int(known)
         else:
             arguments = _evaluated(module, node.args, values)
             keywords = {name: _evaluated(module, each, values) for name, each in node.kwargs.items()}

@@ -87,6 +87,14 @@ def test_tiles_fit_registers_and_divide_their_blocks(name: str) -> None:
         assert not schedule.padding, "what a cache holds has no padding of its own"
 
 
+@pytest.mark.parametrize("device", ["epyc-7763", "xeon-platinum-8375c"])
+@pytest.mark.parametrize("columns", [7 * 120, 4 * 261, 1630])
+def test_a_row_of_an_odd_number_of_columns_has_programs(device: str, columns: int) -> None:
+    """Larger blocks seem to move more there, since the last one is hardly used."""
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 1, "n": columns, "k": 2 if columns == 1630 else 70}))
+    assert construct(form, load_device(device), 1).programs
+
+
 def test_a_product_takes_many_vectors_of_sums_and_packs_columns() -> None:
     best = constructed("matmul").programs[0]
     tile = best.schedule.register_tile

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import roller  # noqa: E402
 from roller.dynamo import packed, rewriting  # noqa: E402
 from roller.dynamo.explanation import explain_model  # noqa: E402
+from roller.dynamo.frozen import ModuleSource  # noqa: E402
 
 #: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.
 SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
@@ -52,6 +53,19 @@ class Small(torch.nn.Module):
         features = torch.relu(self.norm(self.first(images)))
         features = torch.relu(self.second(features) + features)
         return torch.nn.functional.gelu(self.last(features.mean((2, 3))))
+
+
+class Interrupted(torch.nn.Module):
+    """A linear function, within which Dynamo begins another graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, tokens: Any) -> Any:
+        tokens = tokens + self.outer(torch.nn.functional.gelu(self.inner(tokens)))
+        torch._dynamo.graph_break()
+        return 2 * tokens
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
@@ -94,6 +108,30 @@ class TestOnThisProcessor:
             assert difference(compiled(images), model(images)) < 1e-5
             more = torch.randn(3, 3, 12, 12)
             assert difference(compiled(more), model(more)) < 1e-5
+
+    @pytest.mark.parametrize("dynamic", [None, True])
+    def test_blocks_of_graphs_that_end_within_them_are_made_once_each(
+        self, tmp_path: Path, dynamic: bool | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[int] = []
+        compiled_code = ModuleSource.code
+
+        def counted(source: ModuleSource, parameters: Any, inputs: Any) -> Any:
+            made.append(len(parameters))
+            return compiled_code(source, parameters, inputs)
+
+        monkeypatch.setattr(ModuleSource, "code", counted)
+        model = torch.nn.Sequential(*(Interrupted() for _ in range(3))).eval()
+        decisions: list[Any] = []
+        chosen = roller.backend(**options(tmp_path))
+        chosen.listeners.append(decisions.extend)
+        compiled = torch.compile(model, backend=chosen, dynamic=dynamic)
+        with torch.no_grad():
+            for _ in range(3):
+                tokens = torch.randn(2, 9, 32)
+                assert difference(compiled(tokens), model(tokens)) < 1e-5
+        assert sum(count > 0 for count in made) == 3
+        assert decisions and all(decision.is_taken for decision in decisions)
 
     def test_statistics_that_the_graph_writes_are_no_constants(self, tmp_path: Path) -> None:
         model, images = Small(), torch.randn(2, 3, 12, 12)
