@@ -1,7 +1,7 @@
-"""Capacity that a process finds of the cache which all cores share: random reads of what was read from end to end before.
+"""Capacity of the cache which all cores share, as a process finds it: random reads of what was read just before.
 
-What the system says is the processor's. A virtual machine may be given a part of the cache, or neighbours use it: of the
-32 MiB that two cores of an EPYC report, lines beyond 10 MiB came from memory.
+What the system says is the processor's. A virtual machine may be given a part of the cache, or neighbours use it: of
+the 32 MiB that two cores of an EPYC report, lines beyond 10 MiB came from memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(machine: Machine) -> Iterator[Measurement]:
         key=f"{name}.capacity",
         unit="B",
         samples=tuple(samples),
-        method=f"share of {READS} random reads of {sizes_text} KiB that do not wait for memory, after all of it was read",
+        method=f"share of {READS} random reads of {sizes_text} KiB, read just before, that do not wait for memory",
         path=f"layers.{name}.capacity_bytes",
         low=float(sets[name]),
         high=float(last.size_bytes),

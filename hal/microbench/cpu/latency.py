@@ -28,16 +28,7 @@ def measure(machine: Machine) -> Iterator[Measurement]:
     for level, size in level_sets(machine.topology).items():
         cells = machine.array(size).view(np.int64)
         link(cells, line)
-        place, nowhere = np.full(1, cells.ctypes.data), np.zeros(1, np.int64)
-        idle = [partial(machine.loops["chase"], cells.ctypes.data, nowhere.ctypes.data, 1)] * (machine.cores.count - 1)
-
-        def seconds() -> float:
-            # From where the walk before ended: a walk that begins anew finds all of it in a large cache.
-            walk = partial(machine.loops["chase"], int(place[0]), place.ctypes.data, READS)
-            return machine.cores.seconds([walk, *idle]) / READS
-
-        seconds()
-        samples = tuple(seconds() for _ in range(machine.settings.repeats))
+        samples = _latencies(machine, cells)
         method = f"{READS} dependent reads of one core in {cells.nbytes >> 10} KiB, random order, pages as they come"
         path = f"layers.{level}.latency_seconds"
         yield Measurement(
@@ -50,6 +41,20 @@ def measure(machine: Machine) -> Iterator[Measurement]:
             high=1e-6,
             best=True,
         )
+
+
+def _latencies(machine: Machine, cells: NDArray[Any]) -> tuple[float, ...]:
+    """Seconds of a read in walks through linked lines, each from where the one before it ended: a walk that began anew
+    would find all of it in a large cache."""
+    place, nowhere = np.full(1, cells.ctypes.data), np.zeros(1, np.int64)
+    idle = [partial(machine.loops["chase"], cells.ctypes.data, nowhere.ctypes.data, 1)] * (machine.cores.count - 1)
+
+    def seconds() -> float:
+        walk = partial(machine.loops["chase"], int(place[0]), place.ctypes.data, READS)
+        return machine.cores.seconds([walk, *idle]) / READS
+
+    seconds()
+    return tuple(seconds() for _ in range(machine.settings.repeats))
 
 
 def link(cells: NDArray[Any], line_bytes: int) -> None:
