@@ -49,6 +49,9 @@ def network(name: str, batch: int = 1) -> tuple[Any, tuple[Any, ...]]:
         "vocab_size": 1000, "hidden_size": 128, "n_embd": 128, "dim": 128, "d_model": 128, "word_embed_proj_dim": 128,
         "intermediate_size": 256, "hidden_dim": 256, "d_ff": 256, "ffn_dim": 256, "num_attention_heads": 4,
         "num_key_value_heads": 2, "n_head": 4, "n_heads": 4, "num_heads": 4, "d_kv": 32, "head_dim": 32,
+        # No two runs drop the same.
+        **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout_rate"), 0.0),
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "use_cache": False,
     }  # fmt: skip
     for key, value in small.items():

@@ -22,6 +22,7 @@ import torch._inductor.compile_fx
 import torch._inductor.constant_folding
 import torch._inductor.fx_passes.freezing_patterns
 import torch._inductor.pattern_matcher
+from torch._guards import CompileContext
 from torch._inductor.codecache import torch_key
 from torch._inductor.freezing_utils import enter_freezing
 from torch._inductor.output_code import OutputCode
@@ -43,6 +44,10 @@ log = logging.getLogger("roller.backend")
 
 #: Who runs what no kernel of ours computes.
 Fallback = Literal["inductor", "eager"]
+
+#: Sizes for which a function of the model gets kernels; one more, and its sizes stay open, as Inductor has them: kernels
+#: are of one size, and a graph for each would be compiled until Dynamo compiles no more (``recompile_limit``, 8).
+MOST_SIZES = 3
 
 #: A function of the decisions about a graph, called once it is rewritten.
 GraphListener = Callable[[Sequence[Decision]], None]
@@ -148,6 +153,7 @@ class RollerBackend:
     def compiled(self, module: Any, inputs: Sequence[Any], recording: Recording | None = None) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
         theirs = storages_of((*module.parameters(), *module.buffers()))
+        open_sizes = self.prices is None and _sizes_stay_open(module, inputs)
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
         with (
             torch._functorch.config.patch(enable_autograd_cache=False),
@@ -157,7 +163,7 @@ class RollerBackend:
             code: Callable[..., Any] = torch._inductor.compile_fx.compile_fx(  # type: ignore[assignment]
                 module,
                 inputs,
-                inner_compile=partial(self._inner, packing, theirs, recording),
+                inner_compile=partial(self._inner, packing, theirs, recording, open_sizes),
                 config_patches={
                     "freezing": self.freeze,
                     # Kernels read dense tensors: no copies into another order and back.
@@ -177,6 +183,7 @@ class RollerBackend:
         packing: Sequence[Any],
         theirs: Collection[int],
         recording: Recording | None,
+        open_sizes: bool,
         module: Any,
         inputs: Sequence[Any],
         **options: Any,
@@ -186,9 +193,13 @@ class RollerBackend:
         Args:
             packing: patterns for the weights of what stays.
             theirs: addresses of the memory of parameters.
+            open_sizes: whether it is called with other sizes, too.
         """
-        shelf = self._shelf(module)
+        shelf = None if open_sizes else self._shelf(module)
         decisions: list[Decision] = []
+        if open_sizes:
+            decisions = [Decision(name="graph", functions="", shape=(), reason="its sizes change from call to call")]
+            self._report(decisions)
         if shelf is not None and self.prices is not None:
             decisions, price = predicted(module, shelf, parameters=len(theirs), competes=self.competes)
             self.prices.append(price)
@@ -248,6 +259,22 @@ class RollerBackend:
             return load_device(THIS_CPU), ""
         board = _board_at_hand() if kinds == {ON_GPU} else None
         return board, "" if board else "no known board; name it with roller.backend(device=...)"
+
+
+def _sizes_stay_open(module: Any, inputs: Sequence[Any]) -> bool:
+    """True for a graph of Dynamo's whose sizes are symbols, where they were marked to change (``mark_dynamic``), or
+    where :data:`MOST_SIZES` graphs of the same function have been compiled before."""
+    if not any(
+        isinstance(each, torch.SymInt) or (isinstance(each, torch.Tensor) and each._has_symbolic_sizes_strides)
+        for each in inputs
+    ):
+        return False
+    arguments = (node.meta.get("grapharg") for node in module.graph.find_nodes(op="placeholder"))
+    examples = (getattr(argument, "example", None) for argument in arguments)
+    if any(getattr(each, "_dynamo_dynamic_indices", None) for each in examples):
+        return True
+    compilation = CompileContext.current_compile_id()
+    return compilation is not None and (compilation.frame_compile_id or 0) >= MOST_SIZES
 
 
 @contextmanager

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
 from roller.dynamo import packed, rewriting  # noqa: E402
+from roller.dynamo.backend import MOST_SIZES  # noqa: E402
 from roller.dynamo.explanation import explain_model  # noqa: E402
 from roller.dynamo.frozen import ModuleSource  # noqa: E402
 
@@ -132,6 +133,29 @@ class TestOnThisProcessor:
                 assert difference(compiled(tokens), model(tokens)) < 1e-5
         assert sum(count > 0 for count in made) == 3
         assert decisions and all(decision.is_taken for decision in decisions)
+
+    def test_sizes_that_keep_changing_stay_open(self, tmp_path: Path) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU()).eval()
+        graphs: list[Any] = []
+        chosen = roller.backend(**options(tmp_path))
+        chosen.listeners.append(graphs.append)
+        compiled = torch.compile(model, backend=chosen)
+        with torch.no_grad():
+            for rows in range(4, 16):
+                tokens = torch.randn(rows, 32)
+                assert difference(compiled(tokens), model(tokens)) < 1e-5
+        assert [decision.is_taken for (decision,) in graphs] == [True] * MOST_SIZES + [False]
+        assert graphs[-1][0].reason == "its sizes change from call to call"
+
+    def test_sizes_that_are_marked_to_change_stay_open(self, tmp_path: Path) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU()).eval()
+        compiled = torch.compile(model, backend=roller.backend(**options(tmp_path)), fullgraph=True)
+        with torch.no_grad():
+            tokens = torch.randn(6, 32)
+            torch._dynamo.mark_dynamic(tokens, 0)
+            assert difference(compiled(tokens), model(tokens)) < 1e-5
+            more = torch.randn(9, 32)
+            assert difference(compiled(more), model(more)) < 1e-5
 
     def test_statistics_that_the_graph_writes_are_no_constants(self, tmp_path: Path) -> None:
         model, images = Small(), torch.randn(2, 3, 12, 12)
