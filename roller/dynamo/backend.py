@@ -45,7 +45,7 @@ log = logging.getLogger("roller.backend")
 #: Who runs what no kernel of ours computes.
 Fallback = Literal["inductor", "eager"]
 
-#: Sizes for which a function of the model gets kernels; one more, and its sizes stay open, as Inductor has them: kernels
+#: Sizes for which a function of the model gets kernels; with one more its sizes stay open, as Inductor has them. Kernels
 #: are of one size, and a graph for each would be compiled until Dynamo compiles no more (``recompile_limit``, 8).
 MOST_SIZES = 3
 

@@ -30,8 +30,8 @@ CALL_SECONDS = 5e-6
 
 #: Lines of code, and of a call's own data, that a kernel or loop begins with: 4 KiB, as much as the loops of a kernel
 #: have. Where a graph's tensors leave room for them they are in the last cache, and elsewhere they come from memory one
-#: after another. Chosen on the 64 kernels of MobileNetV3-large, each of which took 10 us longer in the network than once
-#: more at once, on two cores of an EPYC with Zen 4.
+#: after another. Chosen on the 64 kernels of MobileNetV3-large, each of which took 10 us longer in the network than
+#: once more at once, on two cores of an EPYC with Zen 4.
 COLD_LINES = 64
 
 #: Time of a call of a compiled graph besides its code: Dynamo's guards and the function around it, and what every
