@@ -34,9 +34,10 @@ def anchors_of(node: Any, lanes: int = 0) -> tuple[Anchor, ...]:
     rule = _RULES.get(node.target) if node.op == "call_function" else None
     if rule is None:
         raise UnsupportedError("no sum of products")
-    value = node.meta["val"]
-    if value.dtype not in DTYPES:
-        raise UnsupportedError(f"values of {str(value.dtype).removeprefix('torch.')}")
+    dtype = node.meta["val"].dtype
+    # Kernels of processors multiply no bfloat16.
+    if dtype not in DTYPES or (lanes and dtype is torch.bfloat16):
+        raise UnsupportedError(f"values of {str(dtype).removeprefix('torch.')}")
     return tuple(rule(node, lanes))
 
 

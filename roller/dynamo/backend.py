@@ -209,7 +209,7 @@ class RollerBackend:
             decisions = self._rewritten(module, shelf)
             self._report(decisions)
         if module.graph.find_nodes(op="get_attr"):
-            for pattern in packing if self.fallback == "inductor" else ():
+            for pattern in packing if self.fallback == "inductor" and _can_be_packed(module) else ():
                 pattern.apply(module.graph)
             torch._inductor.pattern_matcher.stable_topological_sort(module.graph)
             module.graph.lint()
@@ -259,6 +259,12 @@ class RollerBackend:
             return load_device(THIS_CPU), ""
         board = _board_at_hand() if kinds == {ON_GPU} else None
         return board, "" if board else "no known board; name it with roller.backend(device=...)"
+
+
+def _can_be_packed(module: Any) -> bool:
+    """True for graphs whose constants oneDNN packs: of numbers of 64 bits Inductor's patterns (2.13) end in an error."""
+    constants = module.graph.find_nodes(op="get_attr")
+    return all(constant_of(module, each).dtype is not torch.float64 for each in constants)
 
 
 def _sizes_stay_open(module: Any, inputs: Sequence[Any]) -> bool:

@@ -134,6 +134,17 @@ class TestOnThisProcessor:
         assert sum(count > 0 for count in made) == 3
         assert decisions and all(decision.is_taken for decision in decisions)
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_numbers_that_no_kernel_takes_stay_with_pytorch(
+        self, tmp_path: Path, dtype: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = Small().eval().to(dtype)
+        images = torch.randn(2, 3, 12, 12, dtype=dtype)
+        chosen = roller.backend(**options(tmp_path, fallback="inductor"))
+        with torch.no_grad(), caplog.at_level(logging.WARNING, logger="roller.backend"):
+            assert difference(torch.compile(model, backend=chosen)(images), model(images)) < 1e-2
+        assert not caplog.messages
+
     def test_sizes_that_keep_changing_stay_open(self, tmp_path: Path) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU()).eval()
         graphs: list[Any] = []
