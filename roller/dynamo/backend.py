@@ -45,8 +45,8 @@ log = logging.getLogger("roller.backend")
 #: Who runs what no kernel of ours computes.
 Fallback = Literal["inductor", "eager"]
 
-#: Sizes for which a function of the model gets kernels; with one more its sizes stay open, as Inductor has them. Kernels
-#: are of one size, and a graph for each would be compiled until Dynamo compiles no more (``recompile_limit``, 8).
+#: Sizes for which a function of the model gets kernels; with one more they stay open, as Inductor has them. Kernels are
+#: of one size, and a graph for each would be compiled until Dynamo compiles no more (``recompile_limit``, 8).
 MOST_SIZES = 3
 
 #: A function of the decisions about a graph, called once it is rewritten.
@@ -262,7 +262,7 @@ class RollerBackend:
 
 
 def _can_be_packed(module: Any) -> bool:
-    """True for graphs whose constants oneDNN packs: of numbers of 64 bits Inductor's patterns (2.13) end in an error."""
+    """True for graphs whose constants oneDNN packs: of 64 bits Inductor's patterns (2.13) end in an error."""
     constants = module.graph.find_nodes(op="get_attr")
     return all(constant_of(module, each).dtype is not torch.float64 for each in constants)
 
