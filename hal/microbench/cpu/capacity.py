@@ -52,7 +52,7 @@ def measure(machine: Machine) -> Iterator[Measurement]:
 def held_bytes(seconds: dict[int, float], *, cached: int, uncached: int, most: int) -> float:
     """Bytes that a cache holds, by the seconds of a random read in arrays of several sizes.
 
-    >>> held_bytes({1: 10e-9, 4: 10e-9, 8: 60e-9, 99: 110e-9}, cached=1, uncached=99, most=8)
+    >>> held_bytes({1: 1.0, 4: 1.0, 8: 6.0, 99: 11.0}, cached=1, uncached=99, most=8)
     4.0
 
     Args:
