@@ -273,10 +273,12 @@ def _unit(path: str) -> str:
 
 
 def _shown(value: float, unit: str) -> str:
-    from roller.text.quantities import si_text, time_text
+    from roller.text.quantities import si_text, three_digits, time_text
 
     if unit == "s":
         return time_text(value)
+    if unit == "B" and value >= 1 << 20:
+        return f"{three_digits(value / (1 << 20))} MiB"
     if unit == "B" or not unit:
         return f"{value:g} {unit}".strip() if value < 1e6 else f"{value:.0f} {unit}".strip()
     return si_text(value, unit)

@@ -68,6 +68,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bundle(made: Path, tmp_path: Path) -> Path:
     """A copy to write to."""
+    # Threads of a process are those of the first kernel that it loads: of a right one.
+    CpuOperator.load(made)
     folder = tmp_path / "op"
     folder.mkdir()
     for file in made.iterdir():
