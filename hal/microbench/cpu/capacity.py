@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal.microbench.cpu.bandwidth import level_sets
-from hal.microbench.cpu.latency import READS, link
+from hal.microbench.cpu.latency import READS, link, walk_seconds
 from hal.microbench.cpu.machine import Machine
 from hal.microbench.measurement import Measurement
 
@@ -71,7 +71,7 @@ def held_bytes(seconds: dict[int, float], *, cached: int, uncached: int, most: i
 def _latency(machine: Machine, array: NDArray[np.float32]) -> float:
     """Seconds of a random read by one core, after it has read the array from end to end."""
     out = machine.array(machine.turn_bytes)
-    idle = [partial(machine.loops["chase"], array.ctypes.data, out.ctypes.data, 1)] * (machine.cores.count - 1)
-    machine.cores.seconds([partial(machine.loops["read"], array.ctypes.data, out.ctypes.data, array.size, 1), *idle])
-    walk = partial(machine.loops["chase"], array.ctypes.data, out.ctypes.data, READS)
-    return machine.cores.seconds([walk, *idle]) / READS
+    read = partial(machine.loops["read"], array.ctypes.data, out.ctypes.data, array.size, 1)
+    nothing = partial(machine.loops["read"], out.ctypes.data, out.ctypes.data, out.size, 1)
+    machine.cores.seconds([read, *[nothing] * (machine.cores.count - 1)])
+    return walk_seconds(machine, np.full(1, array.ctypes.data))

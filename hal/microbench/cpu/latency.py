@@ -46,15 +46,17 @@ def measure(machine: Machine) -> Iterator[Measurement]:
 def _latencies(machine: Machine, cells: NDArray[Any]) -> tuple[float, ...]:
     """Seconds of a read in walks through linked lines, each from where the one before it ended: a walk that began anew
     would find all of it in a large cache."""
-    place, nowhere = np.full(1, cells.ctypes.data), np.zeros(1, np.int64)
-    idle = [partial(machine.loops["chase"], cells.ctypes.data, nowhere.ctypes.data, 1)] * (machine.cores.count - 1)
+    place = np.full(1, cells.ctypes.data)
+    walk_seconds(machine, place)
+    return tuple(walk_seconds(machine, place) for _ in range(machine.settings.repeats))
 
-    def seconds() -> float:
-        walk = partial(machine.loops["chase"], int(place[0]), place.ctypes.data, READS)
-        return machine.cores.seconds([walk, *idle]) / READS
 
-    seconds()
-    return tuple(seconds() for _ in range(machine.settings.repeats))
+def walk_seconds(machine: Machine, place: NDArray[Any]) -> float:
+    """Seconds of a read of one core that follows pointers from the address in ``place``, where it leaves the last."""
+    nowhere = np.zeros(1, np.int64)
+    idle = [partial(machine.loops["chase"], int(place[0]), nowhere.ctypes.data, 1)] * (machine.cores.count - 1)
+    walk = partial(machine.loops["chase"], int(place[0]), place.ctypes.data, READS)
+    return machine.cores.seconds([walk, *idle]) / READS
 
 
 def link(cells: NDArray[Any], line_bytes: int) -> None:
