@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -136,13 +137,18 @@ def is_copied(origin: Origin) -> bool:
     return isinstance(origin, Derived) and origin.function == _CLONE
 
 
-def computed(origins: Mapping[str, Origin], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of origins, by the same names, from parameters; copies lie in huge pages, one behind the other.
+def computed(origins: Mapping[str, Origin], parameters: Mapping[str, Any]) -> tuple[dict[str, Any], Future[None]]:
+    """Tensors of origins, by the same names, from parameters; copies lie together, and a thread writes their numbers.
+
+    Returns:
+        The tensors, and what is done once all have their numbers.
 
     Raises:
         KeyError: a parameter is missing.
     """
     values: dict[Origin, Any] = {}
+    # Weights in the order that kernels read are copies, and most of all bytes: each is written once.
+    copied = {each: None for each in origins.values() if isinstance(each, Derived) and is_copied(each)}
 
     def value_of(origin: Any) -> Any:
         if not isinstance(origin, Origin):
@@ -159,12 +165,13 @@ def computed(origins: Mapping[str, Origin], parameters: Mapping[str, Any]) -> di
         return values[origin]
 
     with on_real_tensors():
-        # Weights in the order that kernels read are copies, and most of all bytes: each is written once.
-        copied = [each for each in dict.fromkeys(origins.values()) if isinstance(each, Derived) and is_copied(each)]
         sources = [value_of(each.arguments[0]) for each in copied]
         orders = [each.keywords.get("memory_format") or torch.preserve_format for each in copied]
-        values.update(zip(copied, dense_copies(list(zip(sources, orders, strict=True))), strict=True))
-        return {name: value_of(origin) for name, origin in origins.items()}
+        # Whatever else is computed needs no copies: they follow from the same sources, and are in `values` afterwards.
+        others = {name: value_of(origin) for name, origin in origins.items() if origin not in copied}
+        copies, filled = dense_copies(list(zip(sources, orders, strict=True)))
+        values.update(zip(copied, copies, strict=True))
+        return {name: others[name] if name in others else values[origin] for name, origin in origins.items()}, filled
 
 
 def _function(name: str) -> Any:

@@ -62,15 +62,20 @@ class StoredGraph:
             InputError: a kernel is gone, or cannot be loaded on this machine.
             KeyError: a parameter is missing.
         """
+        code = copy.copy(self.code)
+        code.constants, filled = computed(self.constants, parameters)
         for each in self.operators:
             region_operator(read_bundle(shelf.folder / each.kernel), each.shape, each.memory_format, each.formats)
-        code = copy.copy(self.code)
-        code.constants = computed(self.constants, parameters)
         staying = self.looked_up.union(name for name, origin in self.constants.items() if is_copied(origin))
         moving = [tensor for name, tensor in code.constants.items() if name not in staying]
         use_huge_pages(moving, storages_of(parameters.values()))
         code.after_deserialization(CompiledFxGraphConstants())
-        return lambda *inputs: code(list(inputs))
+
+        def run(*inputs: Any) -> Any:
+            filled.result()
+            return code(list(inputs))
+
+        return run
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def test_copies_are_those_that_clone_makes(rows: int) -> None:
         (images, torch.channels_last), (torch.randn(5).expand(7, 5), torch.preserve_format),
         (torch.arange(11, dtype=torch.int8), torch.preserve_format),
     ]  # fmt: skip
-    copies = dense_copies(sources)
+    copies, filled = dense_copies(sources)
+    filled.result()
     for (source, order), copy in zip(sources, copies, strict=True):
         wanted = source.clone(memory_format=order)
         assert torch.equal(copy, wanted) and copy.dtype == wanted.dtype and copy.stride() == wanted.stride()
@@ -78,7 +79,8 @@ def test_a_thread_puts_copies_into_huge_pages_later(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "_PAUSE_SECONDS", 0.0)
     threads = set(threading.enumerate())
     numbers = torch.arange(1 << 20)
-    (copy,) = dense_copies([(numbers, torch.preserve_format)])
+    (copy,), filled = dense_copies([(numbers, torch.preserve_format)])
+    filled.result()
     for thread in set(threading.enumerate()) - threads:
         thread.join()
     pages = copy.nbytes // HUGE_PAGE_BYTES
@@ -89,8 +91,8 @@ def test_a_thread_puts_copies_into_huge_pages_later(monkeypatch: pytest.MonkeyPa
 
 
 def test_copies_of_shapes_alone_have_no_numbers() -> None:
-    (copy,) = dense_copies([(torch.empty(1 << 22, device="meta"), torch.preserve_format)])
-    assert copy.device.type == "meta"
+    (copy,), filled = dense_copies([(torch.empty(1 << 22, device="meta"), torch.preserve_format)])
+    assert copy.device.type == "meta" and filled.done()
 
 
 def test_tables_of_embeddings_are_looked_up() -> None:

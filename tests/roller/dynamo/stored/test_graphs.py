@@ -84,7 +84,8 @@ class TestDerivations:
         with derivations.recorded(), torch.no_grad():
             folding.constant_fold(module)
         origins = {name: derivations.origin(tensor) for name, tensor in constants_of(module).items()}
-        values = computed(origins, tensors_of(Weights(5.0)))
+        values, filled = computed(origins, tensors_of(Weights(5.0)))
+        filled.result()
         assert sorted(float(value.detach().mean()) for value in values.values()) == [6.0, 15.0 * 6.0]
         assert {type(origin) for origin in origins.values()} == {Parameter, Derived}
 
@@ -101,7 +102,7 @@ class TestDerivations:
         ((name, tensor),) = constants_of(module).items()
         origin = derivations.origin(tensor)
         assert isinstance(origin.arguments[0], Literal)
-        assert torch.equal(computed({name: origin}, {})[name], -torch.ones(3))
+        assert torch.equal(computed({name: origin}, {})[0][name], -torch.ones(3))
 
     def test_what_was_not_recorded_has_no_origin(self) -> None:
         with pytest.raises(UnknownOriginError):
