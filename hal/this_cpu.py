@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 THIS_CPU = "cpu"
 
 #: Counts up whenever what is measured, or how it becomes a device, changes.
-_FORMAT = 6
+_FORMAT = 7
 _REMEASURE = "delete the file to measure again"
 
 

@@ -159,7 +159,7 @@ def _fill(pairs: Iterable[tuple[Any, Any]], memory: _Memory) -> None:
         later.start()
 
 
-#: Integers of as many bytes: what a thread copies without PyTorch, whose operators would start a pool of threads for it.
+#: Integers of as many bytes, which a thread copies without PyTorch: its operators would start a pool of threads for it.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

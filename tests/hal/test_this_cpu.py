@@ -113,7 +113,7 @@ def test_it_is_measured_once(
     measured: list[Settings | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = hal.load_device("cpu")
-    path = tmp_path / "roller" / "devices" / "cpu-6-intel-r-xeon-r-processor-2-50ghz-2.toml"
+    path = tmp_path / "roller" / "devices" / "cpu-7-intel-r-xeon-r-processor-2-50ghz-2.toml"
     assert capsys.readouterr().err == f"measured the 2 cores of this machine in 0 s; kept in {path}\n"
     assert hal.load_device("CPU") == first
     assert capsys.readouterr().err == ""
@@ -131,7 +131,7 @@ def test_a_damaged_cache_names_the_file(measured: list[Settings | None]) -> None
     path = cache_path(TWO_CORES)
     path.parent.mkdir(parents=True)
     path.write_text("name = 3", "utf-8")
-    with pytest.raises(InputError, match=r"cpu-6-.*device\.name: got 3.*delete the file to measure again"):
+    with pytest.raises(InputError, match=r"cpu-7-.*device\.name: got 3.*delete the file to measure again"):
         this_cpu()
 
 

@@ -1,7 +1,9 @@
 """Micro-benchmarks of this machine's cores: bandwidth and latency per level, multiply-add rate, barrier.
 
 Nothing of it needs a GPU. Each quantity is a module; the loops are LLVM IR (`vector_ir`) and run on all cores at once
-(`cores`). On a shared machine other work only ever makes a reading slower, so the best of many counts.
+(`cores`). On a shared machine other work only ever makes a reading slower, so the best of many counts. Quantities take
+turns, a reading each: what else happens for a second, then, spoils a few readings of each, and not all of one. Two
+virtual cores that were given one core's units while 15 readings of the peak were taken in a row had half of it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from hal.microbench.cpu import arithmetic, bandwidth, barrier, capacity, latency
 from hal.microbench.cpu.description import CpuDescription, describe
 from hal.microbench.cpu.machine import Machine, this_machine
 from hal.microbench.cpu.topology import Topology, read_topology
-from hal.microbench.measurement import Measurement, Measurements
+from hal.microbench.measurement import Measurement, Measurements, Turns
 from hal.microbench.quantities import QuantityResults
 from hal.microbench.sampling import Settings
 from hal.support.errors import InputError
 
 #: Name for ``--only`` to the function that measures it.
-QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
+QUANTITIES: dict[str, Callable[[Machine], Turns]] = {
     "clock": arithmetic.clock,
     "arithmetic": arithmetic.measure,
     "bandwidth": bandwidth.measure,
@@ -26,6 +28,9 @@ QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
     "capacity": capacity.measure,
     "barrier": barrier.measure,
 }
+
+#: No turn is left.
+_END = object()
 
 #: Our figure and the one that NumPy reaches in the same run.
 NUMPY_COUNTERPARTS = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add", "numpy.add"))
@@ -40,13 +45,21 @@ def measure_cpu(
             raise InputError("--only", f"{name!r} is not measured on CPUs", f"name one of {', '.join(QUANTITIES)}")
     run = QuantityResults()
     with this_machine(settings or Settings()) as machine:
-        for name, measure in QUANTITIES.items():
-            if not names or name in names:
+        turns = {name: measure(machine) for name, measure in QUANTITIES.items() if not names or name in names}
+        found: dict[str, list[Measurement]] = {name: [] for name in turns}
+        while turns:
+            for name in list(turns):
                 progress(name)
                 try:
-                    run.measurements.update({measurement.key: measurement for measurement in measure(machine)})
+                    measurement = next(turns[name], _END)
                 except (RuntimeError, MemoryError) as error:
                     run.failures[name] = str(error) or type(error).__name__
+                    measurement = _END
+                if isinstance(measurement, Measurement):
+                    found[name].append(measurement)
+                elif measurement is _END:
+                    del turns[name]
+    run.measurements.update({each.key: each for measurements in found.values() for each in measurements})
     return run
 
 

@@ -9,7 +9,6 @@ runs in turn with it, so that both see the same clock and the same neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from hal.microbench.cpu.machine import Machine
 from hal.microbench.cpu.numpy_products import NumpyProducts
 from hal.microbench.cpu.vector_ir import IDLE, chains, tile_rows
-from hal.microbench.measurement import Measurement, rates
+from hal.microbench.measurement import Measurement, Turns, rates
 
 _SIZE = 2048
 _PATH = "throughput.float32"
@@ -25,7 +24,7 @@ _ADDITIONS = 1 << 24
 _TYPICAL_CACHES = (32 << 10, 512 << 10)
 
 
-def clock(machine: Machine) -> Iterator[Measurement]:
+def clock(machine: Machine) -> Turns:
     """``clock`` in hertz of one core."""
     out = np.zeros(8, np.int64)
     samples = []
@@ -33,13 +32,14 @@ def clock(machine: Machine) -> Iterator[Measurement]:
         call = partial(machine.loops["count"], 1, out.ctypes.data, _ADDITIONS)
         idle = [partial(machine.loops["count"], 1, np.zeros(8, np.int64).ctypes.data, 1)] * (machine.cores.count - 1)
         samples.append(_ADDITIONS / machine.cores.seconds([call, *idle]))
+        yield None
     method = f"{_ADDITIONS} dependent additions, one a cycle"
     yield Measurement(
         key="clock", unit="Hz", samples=tuple(samples), method=method, path="clock_hz", low=0.5e9, high=8e9, best=True
     )
 
 
-def measure(machine: Machine) -> Iterator[Measurement]:
+def measure(machine: Machine) -> Turns:
     """``fma``, ``gemm`` and ``numpy.gemm`` in FLOP/s and ``issue`` in instructions per second, all cores together."""
     topology = machine.topology
     count, lanes = chains(topology.vector_registers), topology.lanes
@@ -55,6 +55,7 @@ def measure(machine: Machine) -> Iterator[Measurement]:
     for _ in range(machine.settings.repeats):
         samples.append(seconds("fma", rounds))
         starting.append(seconds("issue", rounds))
+        yield None
     operations = 2.0 * rounds * count * lanes * machine.cores.count
     method = f"{count} chains of {topology.simd_bits}-bit multiply-adds per core"
     path = f"{_PATH}.peak_flops"
@@ -84,13 +85,15 @@ def measure(machine: Machine) -> Iterator[Measurement]:
     yield from _products(machine, peak.value)
 
 
-def _products(machine: Machine, peak: float) -> Iterator[Measurement]:
+def _products(machine: Machine, peak: float) -> Turns:
     product = Product(machine)
     ours, numpy = [], []
     with NumpyProducts(machine.topology.cpus, _SIZE) as products:
         for _ in range(machine.settings.repeats):
+            product.seconds()  # brings its panels into the caches, where others' turns left nothing of them
             ours.append(product.seconds())
             numpy.append(products.seconds())
+            yield None
         numpy_rates = rates(products.operations, tuple(numpy))
     method = f"inner loops of a matrix product, {product.m} x {product.n} x {product.k} per core, in turn with NumPy's"
     our_rates = rates(product.operations, tuple(ours))

@@ -6,23 +6,19 @@ the 32 MiB that two cores of an EPYC report, lines beyond 10 MiB came from memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-
 import numpy as np
-from numpy.typing import NDArray
 
 from hal.microbench.cpu.bandwidth import level_sets
-from hal.microbench.cpu.latency import READS, link, walk_seconds
+from hal.microbench.cpu.latency import READS, latency, link
 from hal.microbench.cpu.machine import Machine
-from hal.microbench.measurement import Measurement
+from hal.microbench.measurement import Measurement, Turns
 
 #: Arrays as shares of the capacity that the system says. Of one that is larger than the part that a process finds, that
 #: part stays in the cache.
 _SHARES = (1.0, 0.5, 0.25)
 
 
-def measure(machine: Machine) -> Iterator[Measurement]:
+def measure(machine: Machine) -> Turns:
     """``l3.capacity`` in bytes, of the last cache where it is not a core's own."""
     caches, sets = machine.topology.caches, level_sets(machine.topology)
     if not caches or f"l{caches[-1].level}" not in sets or caches[-1].private:
@@ -35,8 +31,9 @@ def measure(machine: Machine) -> Iterator[Measurement]:
         link(array.view(np.int64), last.line_bytes)
     samples = []
     for _ in range(machine.settings.repeats):
-        seconds = {size: _latency(machine, array) for size, array in arrays.items()}
+        seconds = {size: latency(machine, array) for size, array in arrays.items()}
         samples.append(held_bytes(seconds, cached=sets[name], uncached=sets["dram"], most=last.size_bytes))
+        yield None
     sizes_text = ", ".join(f"{int(share * last.size_bytes) >> 10}" for share in _SHARES)
     yield Measurement(
         key=f"{name}.capacity",
@@ -66,12 +63,3 @@ def held_bytes(seconds: dict[int, float], *, cached: int, uncached: int, most: i
         return float(most)
     held = [size * (far - each) / (far - near) for size, each in seconds.items() if size <= most]
     return float(min(max(*held, cached), most))
-
-
-def _latency(machine: Machine, array: NDArray[np.float32]) -> float:
-    """Seconds of a random read by one core, after it has read the array from end to end."""
-    out = machine.array(machine.turn_bytes)
-    read = partial(machine.loops["read"], array.ctypes.data, out.ctypes.data, array.size, 1)
-    nothing = partial(machine.loops["read"], out.ctypes.data, out.ctypes.data, out.size, 1)
-    machine.cores.seconds([read, *[nothing] * (machine.cores.count - 1)])
-    return walk_seconds(machine, np.full(1, array.ctypes.data))

@@ -5,7 +5,6 @@ Pages are those that the system gives: in DRAM and large caches the walk waits f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,27 +13,34 @@ from numpy.typing import NDArray
 
 from hal.microbench.cpu.bandwidth import level_sets
 from hal.microbench.cpu.machine import Machine
-from hal.microbench.measurement import Measurement
+from hal.microbench.measurement import Measurement, Turns
 
 #: Dependent reads of a walk.
 READS = 1 << 16
 _TYPICAL_LINE_BYTES = 64
 
 
-def measure(machine: Machine) -> Iterator[Measurement]:
+def measure(machine: Machine) -> Turns:
     """``l1.latency`` down to ``dram.latency`` in seconds."""
     caches = machine.topology.caches
     line = caches[0].line_bytes if caches else _TYPICAL_LINE_BYTES
     for level, size in level_sets(machine.topology).items():
-        cells = machine.array(size).view(np.int64)
-        link(cells, line)
-        samples = _latencies(machine, cells)
+        cells = machine.array(size)
+        link(cells.view(np.int64), line)
+        samples, place = [], np.full(1, cells.ctypes.data)
+        for _ in range(machine.settings.repeats):
+            if level == "dram":
+                # From where the last walk ended: one that began anew would find all of it in a large cache.
+                samples.append(walk_seconds(machine, place))
+            else:
+                samples.append(latency(machine, cells))
+            yield None
         method = f"{READS} dependent reads of one core in {cells.nbytes >> 10} KiB, random order, pages as they come"
         path = f"layers.{level}.latency_seconds"
         yield Measurement(
             key=f"{level}.latency",
             unit="s",
-            samples=samples,
+            samples=tuple(samples),
             method=method,
             path=path,
             low=0.3e-9,
@@ -43,12 +49,16 @@ def measure(machine: Machine) -> Iterator[Measurement]:
         )
 
 
-def _latencies(machine: Machine, cells: NDArray[Any]) -> tuple[float, ...]:
-    """Seconds of a read in walks through linked lines, each from where the one before it ended: a walk that began anew
-    would find all of it in a large cache."""
-    place = np.full(1, cells.ctypes.data)
-    walk_seconds(machine, place)
-    return tuple(walk_seconds(machine, place) for _ in range(machine.settings.repeats))
+def latency(machine: Machine, array: NDArray[np.float32]) -> float:
+    """Seconds of a random read by one core of lines that are linked, after it has read the array from end to end."""
+    out = machine.array(machine.turn_bytes)
+    read = partial(machine.loops["read"], array.ctypes.data, out.ctypes.data, array.size, 1)
+    nothing = partial(machine.loops["read"], out.ctypes.data, out.ctypes.data, out.size, 1)
+    machine.cores.seconds([read, *[nothing] * (machine.cores.count - 1)])
+    place = np.full(1, array.ctypes.data)
+    if array.nbytes <= READS * _TYPICAL_LINE_BYTES:
+        walk_seconds(machine, place)  # comes by all lines
+    return walk_seconds(machine, place)
 
 
 def walk_seconds(machine: Machine, place: NDArray[Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from hal.microbench.cpu.native import host_features
 
 _CACHES = Path("/sys/devices/system/cpu")
+_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _TYPICAL_LINE_BYTES = 64
 _SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
 
@@ -36,7 +38,7 @@ class Topology:
         simd_bits: width of a vector register.
         vector_registers: how many there are.
         caches: data caches, the first level first; empty where the system does not say.
-        memory_bytes: of the machine.
+        memory_bytes: of the machine, or as much of it as a container may use.
     """
 
     title: str
@@ -64,8 +66,21 @@ def read_topology(root: Path = _CACHES) -> Topology:
         simd_bits=bits,
         vector_registers=registers,
         caches=_caches(root, allowed[0]) or _posix_caches(),
-        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        memory_bytes=int(min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit_bytes())),
     )
+
+
+def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN_GROUP) -> float:
+    """Bytes of memory that Linux lets this process's control group, or one above it, use; infinite without a limit.
+
+    Args:
+        groups: where control groups are mounted, of version 2.
+        own: the file that says which is the process's own.
+    """
+    path = next((line[3:] for line in _read(own).splitlines() if line.startswith("0::")), "/")
+    folder = groups / path.lstrip("/")
+    limits = (_read(each / "memory.max") for each in (folder, *folder.parents) if each.is_relative_to(groups))
+    return min((int(limit) for limit in limits if limit.isdigit()), default=math.inf)
 
 
 def _vectors(features: frozenset[str]) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hal.microbench.cpu.native import loops
 from hal.microbench.cpu.numpy_products import NumpyProducts
 from hal.microbench.cpu.topology import Cache, Topology, read_topology
 from hal.microbench.cpu.vector_ir import chains, module, tile_rows
+from hal.microbench.measurement import Turns
 from hal.support.errors import InputError
 
 TWO_CORES = Topology(
@@ -52,6 +54,17 @@ def test_one_thread_of_every_core_and_its_data_caches(tmp_path: Path, monkeypatc
     found = read_topology(tmp_path)
     assert found.cpus == (0, 1)
     assert found.caches == (Cache(1, 48 << 10, 64, True), Cache(3, 8 << 20, 64, False))
+
+
+def test_a_container_has_as_much_memory_as_it_may_use(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("1:name=systemd:/\n0::/docker/one\n")
+    for folder, limit in (("docker/one", "max"), ("docker", str(3 << 30)), (".", str(9 << 30))):
+        (tmp_path / "groups" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / folder / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.max").write_text("1\n")
+    assert topology.memory_limit_bytes(tmp_path / "groups", own) == 3 << 30
+    assert topology.memory_limit_bytes(tmp_path / "none", tmp_path / "nothing") == math.inf
 
 
 def test_a_system_that_says_nothing_leaves_posix(tmp_path: Path) -> None:
@@ -107,13 +120,31 @@ def test_a_process_that_ends_early_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_quantity_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(machine: object) -> Iterator[Measurement]:
+    def fail(machine: object) -> Turns:
         raise MicrobenchError("no")
         yield
 
     monkeypatch.setitem(cpu.QUANTITIES, "barrier", fail)
     run = measure_cpu(["clock", "barrier"], Settings(repeats=2, target_seconds=1e-4))
     assert run.failures == {"barrier": "no"} and "clock" in run.measurements
+
+
+def test_quantities_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    def quantity(name: str, readings: int) -> Callable[[object], Turns]:
+        def measure(machine: object) -> Turns:
+            for _ in range(readings):
+                turns.append(name)
+                yield None
+            yield one(name, readings, "", "")
+
+        return measure
+
+    monkeypatch.setattr(cpu, "QUANTITIES", {"slow": quantity("slow", 3), "short": quantity("short", 1)})
+    run = measure_cpu()
+    assert turns == ["slow", "short", "slow", "slow"]
+    assert {key: each.value for key, each in run.measurements.items()} == {"slow": 3, "short": 1}
 
 
 def test_a_part_of_a_run_measures_what_was_named() -> None:
@@ -194,7 +225,7 @@ def test_the_capacity_of_a_shared_cache_is_measured_within_what_the_system_says(
     )  # fmt: skip
     with Cores(shared.cpus) as cores:
         machine = Machine(shared, cores, loops(shared.lanes, shared.vector_registers), Settings(repeats=2))
-        (found,) = capacity.measure(machine)
+        (found,) = (each for each in capacity.measure(machine) if each is not None)
         private = replace(shared, caches=shared.caches[:1])
         assert list(capacity.measure(replace(machine, topology=private))) == []
     assert found.key == "l2.capacity" and found.path == "layers.l2.capacity_bytes"
