@@ -2,8 +2,8 @@
 
 Nothing of it needs a GPU. Each quantity is a module; the loops are LLVM IR (`vector_ir`) and run on all cores at once
 (`cores`). On a shared machine other work only ever makes a reading slower, so the best of many counts. Quantities take
-turns, a reading each: what else happens for a second, then, spoils a few readings of each, and not all of one. Two
-virtual cores that were given one core's units while 15 readings of the peak were taken in a row had half of it.
+turns, a reading each: what else happens for a second spoils a few readings of each then, and not all of one. Readings
+of the peak that were taken in a row were once half of it, all 15.
 """
 
 from __future__ import annotations
