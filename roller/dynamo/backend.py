@@ -263,8 +263,9 @@ class RollerBackend:
 
 def _can_be_packed(module: Any) -> bool:
     """True for graphs whose constants oneDNN packs: of 64 bits Inductor's patterns (2.13) end in an error."""
-    constants = module.graph.find_nodes(op="get_attr")
-    return all(constant_of(module, each).dtype is not torch.float64 for each in constants)
+    constants = (constant_of(module, each) for each in module.graph.find_nodes(op="get_attr"))
+    # Branches of `torch.cond` are graphs.
+    return all(each.dtype is not torch.float64 for each in constants if isinstance(each, torch.Tensor))
 
 
 def _sizes_stay_open(module: Any, inputs: Sequence[Any]) -> bool:

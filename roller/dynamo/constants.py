@@ -9,9 +9,10 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import attrgetter, eq
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,59 @@ def constant_of(module: Any, node: Any) -> Any:
     for part in node.target.split("."):
         owner = getattr(owner, part)
     return owner
+
+
+@dataclass
+class Snapshot:
+    """Numbers of tensors at some time, as far as it takes to notice that they were written to.
+
+    PyTorch counts writes, but not those by way of ``.data``, as averages of weights and older optimizers have them:
+    where a tensor lies and, on processors, its first number are held against those of the time as well. Numbers are
+    read where none has moved, so that no memory is looked at that is gone.
+
+    Attributes:
+        tensors: those of inference mode, which count no writes, and of shapes alone are left out.
+        versions, places: of each at the time.
+        numbers: the first of each in this machine's memory, as an integer.
+    """
+
+    tensors: list[Any]
+    versions: list[int] = field(init=False)
+    places: list[int] = field(init=False)
+    numbers: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = [tensor for tensor in self.tensors if _is_counted(tensor)]
+        self._cells = [_first_number(tensor) for tensor in self.tensors if _has_bits(tensor)]
+        self.versions, self.places, self.numbers = self._versions(), self._places(), self._numbers()
+
+    def holds(self) -> bool:
+        """True where no tensor was written to since."""
+        return self._versions() == self.versions and self._places() == self.places and self._numbers() == self.numbers
+
+    def unwritten(self) -> Snapshot:
+        """Tensors whose writes are as many as at the time, as they are now."""
+        return Snapshot(list(compress(self.tensors, map(eq, self.versions, self._versions()))))
+
+    # Hundreds of tensors a call: in loops of C.
+    def _versions(self) -> list[int]:
+        return list(map(attrgetter("_version"), self.tensors))
+
+    def _places(self) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, self.tensors))
+
+    def _numbers(self) -> list[int]:
+        return list(map(attrgetter("value"), self._cells))
+
+
+def _is_counted(tensor: Any) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return is_plain and not tensor.is_inference() and tensor.device.type in ("cpu", "cuda")
+
+
+def _first_number(tensor: Any) -> Any:
+    kinds = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+    return kinds[tensor.element_size()].from_address(tensor.data_ptr())
 
 
 def is_looked_up(node: Any) -> bool:

@@ -11,13 +11,14 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_, itemgetter
+from operator import is_, itemgetter
 from typing import Any, Protocol
 
 import torch
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.source import is_from_unspecialized_param_buffer_source
 
+from roller.dynamo.constants import Snapshot
 from roller.dynamo.stored.graphs import CompiledGraph
 from roller.dynamo.stored.packages import GraphPackage, parameter_name
 
@@ -64,8 +65,7 @@ class FrozenCode:
 
     Attributes:
         parameters: in the order of their positions.
-        watched: tensors whose numbers are constants of the code.
-        versions: of those, when the code was made.
+        constants: tensors whose numbers are constants of the code, when it was made.
         code: a function of the other inputs.
         is_new: true before its first call.
         calls: how many there were.
@@ -74,8 +74,7 @@ class FrozenCode:
     """
 
     parameters: list[Any]
-    watched: list[Any]
-    versions: list[int]
+    constants: Snapshot
     code: Callable[..., Any]
     is_new: bool = True
     calls: int = 0
@@ -172,7 +171,7 @@ class FrozenGraph(SerializableCallable):
         """The graph's outputs."""
         given = self._parameters_of(arguments)
         frozen = self._codes.find(given)
-        if frozen is not None and _versions(frozen.watched) != frozen.versions:
+        if frozen is not None and not frozen.constants.holds():
             log.warning("parameters were written to since their graph was compiled: its constants are made anew")
             frozen = None
         if frozen is None:
@@ -182,18 +181,13 @@ class FrozenGraph(SerializableCallable):
         if frozen.is_new:
             frozen.is_new = False
             # What the graph itself writes to, statistics of a batch norm in training, is no constant of its code.
-            now = _versions(frozen.watched)
-            pairs = zip(frozen.watched, frozen.versions, now, strict=True)
-            frozen.watched = [tensor for tensor, before, after in pairs if before == after]
-            frozen.versions = _versions(frozen.watched)
+            frozen.constants = frozen.constants.unwritten()
         return outputs
 
     def _compile(self, parameters: list[Any], inputs: Sequence[Any]) -> FrozenCode:
-        # Tensors of inference mode count no versions.
-        watched = [tensor for tensor in (*parameters, *self._source.own) if not tensor.is_inference()]
-        versions = _versions(watched)
+        constants = Snapshot([*parameters, *self._source.own])
         code = self._source.code(parameters, [inputs[position] for position in self._source.other_positions])
-        frozen = FrozenCode(parameters, watched, versions, code)
+        frozen = FrozenCode(parameters, constants, code)
         self._codes.put(frozen)
         return frozen
 
@@ -270,10 +264,6 @@ class ModuleSource:
         return GraphPackage.of(
             self._compiled.stored, self._compiled.shelf, tuple(self.positions), tuple(self.other_positions)
         )
-
-
-def _versions(tensors: Sequence[Any]) -> list[int]:
-    return list(map(attrgetter("_version"), tensors))
 
 
 def _places(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

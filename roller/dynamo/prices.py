@@ -36,9 +36,10 @@ COLD_LINES = 64
 
 #: Time of a call of a compiled graph besides its code: Dynamo's guards and the function around it, and what every
 #: parameter adds, which is looked up, guarded and compared. One core of an EPYC with Zen 4: 0.62 ms in a Llama of 38
-#: parameters, 0.96 in MobileNetV3-large, of 312 with the statistics of its batch norms.
+#: parameters, 0.96 in MobileNetV3-large, of 312 with the statistics of its batch norms; where they lie and their first
+#: numbers took 0.1 us each on a Xeon.
 GRAPH_SECONDS = 5.7e-4
-PARAMETER_SECONDS = 1.25e-6
+PARAMETER_SECONDS = 1.35e-6
 
 #: Queries of a block of PyTorch's attention on processors, from so many queries on, and most keys of one
 #: (``FlashAttentionKernel.cpp`` of ATen).

@@ -145,6 +145,19 @@ class TestOnThisProcessor:
             assert difference(torch.compile(model, backend=chosen)(images), model(images)) < 1e-2
         assert not caplog.messages
 
+    @pytest.mark.parametrize("fallback", ["eager", "inductor"])
+    def test_a_graph_may_have_branches_that_are_graphs(self, tmp_path: Path, fallback: str) -> None:
+        first, second = torch.nn.Linear(32, 64).eval(), torch.nn.Linear(32, 64).eval()
+
+        def choose(tokens: Any) -> Any:
+            tokens = torch.relu(tokens @ tokens.new_ones(32, 32))
+            return torch.cond(tokens.sum() > 0, first, second, (tokens,))
+
+        compiled = torch.compile(choose, backend=roller.backend(**options(tmp_path, fallback=fallback)))
+        with torch.no_grad():
+            for tokens in (torch.ones(4, 32), -torch.ones(4, 32)):
+                assert difference(compiled(tokens), choose(tokens)) < 1e-5
+
     def test_sizes_that_keep_changing_stay_open(self, tmp_path: Path) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU()).eval()
         graphs: list[Any] = []

@@ -92,3 +92,16 @@ def test_numbers_that_are_written_make_their_own_code_anew(caplog: pytest.LogCap
         assert float(graph(second, torch.tensor(1.0))) == 5.0
     assert source.made == 3 and len(caplog.messages) == 1 and "written to" in caplog.messages[0]
     assert float(graph(first, torch.tensor(1.0))) == 0.0 and source.made == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_writes_that_pytorch_does_not_count_are_noticed(dtype: torch.dtype) -> None:
+    source, factor = Scaling(), torch.nn.Parameter(torch.tensor(2.0, dtype=dtype))
+    graph = FrozenGraph(source)
+    with torch.no_grad():
+        assert float(graph(factor, torch.tensor(1.0))) == 2.0
+        factor.data.mul_(3.0)
+        assert float(graph(factor, torch.tensor(1.0))) == 6.0
+        factor.data = torch.tensor(5.0, dtype=dtype)
+        assert float(graph(factor, torch.tensor(1.0))) == 5.0
+        assert float(graph(factor, torch.tensor(1.0))) == 5.0 and source.made == 3
