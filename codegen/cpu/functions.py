@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -45,7 +46,9 @@ _ERF = (
 
 #: The function of a choice between two values that may both be computed, so that lanes of a vector choose each.
 _CHOICE = "choice"
-_INSTEAD = {_CHOICE: tirx.Select}
+#: The larger and the smaller of two numbers, NaN where one of them is.
+CHOSEN: values.Choices = {each: partial(values.chosen, each) for each in ("max", "min")}
+_INSTEAD = {_CHOICE: tirx.Select, **CHOSEN}
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def _exp(x: Expr) -> Expr:
     return _with(x, lambda given: tirx.Select(
         given > _number(_EXP_RANGE[1]),
         _number(math.inf),
-        _with(tirx.max(given, _number(_EXP_RANGE[0])), lambda bounded: _with(
+        _with(values.chosen("max", given, _number(_EXP_RANGE[0])), lambda bounded: _with(
             tirx.floor(bounded * _number(math.log2(math.e)) + _number(0.5)),
             lambda power: _with(bounded - power * _number(_LN2[0]) - power * _number(_LN2[1]), lambda reduced: _scaled(
                 _polynomial(_EXP, reduced) * reduced * reduced + reduced + _number(1.0), power
@@ -219,7 +222,7 @@ def _scaled(value: Expr, power: Expr) -> Expr:
 
 def _rational(x: Expr, bound: float, above: Sequence[float], below: Sequence[float]) -> Expr:
     """x * p(x^2) / q(x^2), for x beyond the bound its value there."""
-    bounded = tirx.max(tirx.min(x, _number(bound)), _number(-bound))
+    bounded = values.chosen("max", values.chosen("min", x, _number(bound)), _number(-bound))
     return _with(
         bounded,
         lambda limited: _with(

@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, position, vectors
 from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat, reads_inside
-from codegen.cpu.functions import VectorValue
+from codegen.cpu.functions import CHOSEN, VectorValue
 from codegen.cpu.lines import ask_for_line, runs_through
 from codegen.tir.lowered import LoweringError, identifier
 from codegen.tir.lowering import TileRequest
@@ -200,7 +200,7 @@ class _RowWriter:
             body = self._value(reduction.body, width, self.dtype)
             with T.vectorized(width) as lane:
                 value = self._at(body, self._lane(point, lane), lane)
-                T.buffer_store(results, combine(reduction.function, results[lane], value), [lane])
+                T.buffer_store(results, combine(reduction.function, results[lane], value, CHOSEN), [lane])
 
         with T.vectorized(width) as lane:
             clear(lane)
@@ -246,7 +246,7 @@ class _RowWriter:
                 if reduction.body == self.kept and statement is self.form.reductions[-1]:
                     T.buffer_store(self.scratch, value, [self._column(axes)])
                     value = self.scratch[self._column(axes)]
-                T.buffer_store(buffer, combine(reduction.function, buffer[lane], value), [lane])
+                T.buffer_store(buffer, combine(reduction.function, buffer[lane], value, CHOSEN), [lane])
 
         def runs(point: Point) -> None:
             if run:
@@ -354,7 +354,7 @@ def _tree(function: str, values: Sequence[Expr]) -> Expr:
     """All values in one, by pairs."""
     while len(values) > 1:
         values = [
-            combine(function, values[pair], values[pair + 1]) if pair + 1 < len(values) else values[pair]
+            combine(function, values[pair], values[pair + 1], CHOSEN) if pair + 1 < len(values) else values[pair]
             for pair in range(0, len(values), 2)
         ]
     return values[0]

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, points, vectors
 from codegen.cpu.function import LoweredCpu, lowered_blocks, read_flat, reads_inside
-from codegen.cpu.functions import VectorValue
+from codegen.cpu.functions import CHOSEN, VectorValue
 from codegen.cpu.plan import Block, Tile, TilePlan
 from codegen.cpu.tile_lines import TileLines
 from codegen.cpu.vectors import ResultVector, along_rows
@@ -167,7 +167,7 @@ class _RegisterTile:
         for result in sums:
             with T.vectorized(result.width) as lane:
                 before = self.buffers.output[self.tile.place(result.row, result.start, lane)]
-                total = combine(self.plan.reduction.function, before, result.buffer[lane])
+                total = combine(self.plan.reduction.function, before, result.buffer[lane], CHOSEN)
                 T.buffer_store(result.buffer, total, [lane])
 
     def _keep(self, sums: Sequence[ResultVector]) -> None:
@@ -232,7 +232,7 @@ class _RegisterTile:
             )
             with T.vectorized(result.width) as lane:
                 value = self._term(body, result.row, result.start, lane, offsets)
-                total = combine(self.plan.reduction.function, result.buffer[lane], value)
+                total = combine(self.plan.reduction.function, result.buffer[lane], value, CHOSEN)
                 T.buffer_store(result.buffer, total, [lane])
 
     def _term(

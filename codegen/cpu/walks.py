@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import position, vectors
 from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat, reads_inside
-from codegen.cpu.functions import VectorValue
+from codegen.cpu.functions import CHOSEN, VectorValue
 from codegen.tir.carried import NOWHERE, Carried
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.statements import local_buffer, named
@@ -72,7 +72,7 @@ class _Walks(LineValues):
     def __init__(self, request: LoweringRequest[LineKernel, LineSchedule]) -> None:
         kernel, schedule = request.problem, request.schedule
         super().__init__(kernel)
-        self.dtype, self.carried = kernel.expr.accumulate, Carried(kernel)
+        self.dtype, self.carried = kernel.expr.accumulate, Carried(kernel, CHOSEN)
         last = self.sizes[kernel.row_axes[-1]] if lies_across(kernel) else 1
         self.lanes = min(lanes_of(request), last)
         #: Vectors along the last of the other axes, and all of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from codegen.tir.values import Expr, combine, constant
+from codegen.tir.values import CHOICES, Choices, Expr, combine, constant
 from sokoban.kernel.line import LineKernel
 from sokoban.language.expression import RANKED_REDUCTIONS, REDUCTION_IDENTITY
 
@@ -15,8 +15,8 @@ NOWHERE = 2**31 - 1
 class Carried:
     """Numbers that a line carries, of a scan, a place or ranks, and how one more element changes them."""
 
-    def __init__(self, kernel: LineKernel) -> None:
-        self.kernel, self.dtype = kernel, kernel.expr.accumulate
+    def __init__(self, kernel: LineKernel, choices: Choices = CHOICES) -> None:
+        self.kernel, self.dtype, self._choices = kernel, kernel.expr.accumulate, choices
 
     @property
     def first(self) -> Expr:
@@ -26,7 +26,7 @@ class Carried:
 
     def combine(self, total: Expr, value: Expr) -> Expr:
         """Total of a scan with one more value."""
-        return combine(self.kernel.walk.function, total, value)
+        return combine(self.kernel.walk.function, total, value, self._choices)
 
     def is_better(self, value: Expr, place: Expr, best: Expr, best_place: Expr) -> Expr:
         """Truth of an element being the one that is looked for, rather than the best so far: NaN is the largest and

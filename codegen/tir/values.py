@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from tvm import te, tirx
+from tvm.ir.expr import TensorLoad
 
 from sokoban.language.expression import (
     REDUCTION_IDENTITY,
@@ -41,6 +42,11 @@ _COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "or": lambda a, b: tirx.any(a, b),
 }
 
+#: The larger (``max``) and the smaller (``min``) of two numbers.
+Choices = Mapping[str, Callable[[Expr, Expr], Expr]]
+#: Those that texts have functions for.
+CHOICES: Choices = {"max": tirx.max, "min": tirx.min}
+
 _ARITHMETIC: Mapping[str, Callable[..., Expr]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -48,8 +54,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Expr]] = {
     "div": lambda a, b: a / b,
     "neg": lambda a: -a,
     "not": lambda a: tirx.Not(a),
-    "min": tirx.min,
-    "max": tirx.max,
+    **CHOICES,
     "abs": tirx.abs,
     "exp": tirx.exp,
     "log": tirx.log,
@@ -124,7 +129,7 @@ def evaluate(
     axes: Mapping[str, Expr],
     read: Callable[[Load], Expr],
     dtype: str,
-    instead: Mapping[str, Callable[[Expr], Expr]] = MappingProxyType({}),
+    instead: Mapping[str, Callable[..., Expr]] = MappingProxyType({}),
 ) -> Expr:
     """``value`` over axis variables ``axes``.
 
@@ -133,7 +138,7 @@ def evaluate(
         axes: variables or numbers by axis.
         read: gives the element of a load, already in ``dtype``.
         dtype: what is computed in.
-        instead: functions of one argument that are computed otherwise, by name.
+        instead: functions that are computed otherwise, by name.
     """
     if isinstance(value, Constant):
         return constant(value.value, dtype)
@@ -167,13 +172,36 @@ def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
     return _ARITHMETIC[call.function](*arguments)
 
 
-def combine(function: str, total: Expr, value: Expr) -> Expr:
-    """``total`` with one more value under a reduction function."""
+def combine(function: str, total: Expr, value: Expr, choices: Choices = CHOICES) -> Expr:
+    """``total`` with one more value under a reduction function; ``choices`` has the larger and the smaller of two."""
     if function == "sum":
         return total + value
     if function == "prod":
         return total * value
-    return tirx.max(total, value) if function == "max" else tirx.min(total, value)
+    return choices[function](total, value)
+
+
+def chosen(function: str, first: Expr, second: Expr) -> Expr:
+    """The larger (``max``) or the smaller (``min``) of two numbers, by LLVM: NaN where one of them is, as in NumPy and
+    PyTorch. TVM's own are the second one then, and a sum that has diverged would be 0 behind a ReLU.
+
+    Texts of GPUs have functions of that meaning.
+    """
+    is_max, dtype = function == "max", str(first.ty)
+    if not dtype.startswith("float"):
+        return CHOICES[function](first, second)
+    for number, limit in ((first, second), (second, first)):
+        if isinstance(limit, tirx.FloatImm):
+            # False of NaN, and one instruction of x86.
+            return tirx.Select(number < limit if is_max else number > limit, limit, number)
+    if isinstance(first, TensorLoad) and isinstance(second, TensorLoad) and dtype == "float32":
+        # Half of the instructions of LLVM's own function, which tells -0 from 0. Each order takes the second where one
+        # is NaN; the bits of NaN and of any other number together are those of NaN.
+        orders = [(first, second), (second, first)]
+        choices = [tirx.Select(one > other if is_max else one < other, one, other) for one, other in orders]
+        bits = tirx.bitwise_or(*(tirx.reinterpret("int32", choice) for choice in choices))
+        return tirx.reinterpret(dtype, bits)
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.{function}imum", first, second)
 
 
 def reducer(function: str) -> Callable[..., Expr]:
