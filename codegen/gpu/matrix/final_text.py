@@ -21,7 +21,7 @@ _BINARY = {
 
 #: Functions of one float or two, as the kernels that TVM prints have them.
 _FUNCTIONS = {
-    "min": "fminf", "max": "fmaxf", "abs": "fabsf", "exp": "__expf", "log": "__logf", "sqrt": "sqrtf",
+    "min": "smaller", "max": "larger", "abs": "fabsf", "exp": "__expf", "log": "__logf", "sqrt": "sqrtf",
     "tanh": "tanhf", "erf": "erff", "sin": "__sinf", "cos": "__cosf", "floor": "floorf", "ceil": "ceilf",
     "pow": "powf",
 }  # fmt: skip

@@ -18,7 +18,7 @@ from codegen.gpu.walks import functions as attention_device
 from codegen.gpu.walks import group_functions as attention_groups
 
 #: Every kernel's text starts here; TVM writes forward declarations of all kernels before the first body.
-_FIRST_KERNEL = 'extern "C" __global__'
+FIRST_KERNEL = 'extern "C" __global__'
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -78,11 +78,20 @@ _INTEGER_TYPES = {
 _SHORT_TYPES = {"uint": "unsigned int", "uchar": "unsigned char", "ushort": "unsigned short"}
 
 
-def _larger_or_smaller(name: str, type_name: str) -> str:
-    comparison = {"max": "__hgt", "min": "__hlt"}[name]
+def _chosen(name: str, type_name: str = "") -> str:
+    """The larger or the smaller of two numbers, NaN where one of them is."""
+    order = {"larger": "b < a", "smaller": "a < b"}[name]
+    if not type_name:
+        return (
+            f"template <typename number> static __device__ __forceinline__ number {name}(number a, number b) {{\n"
+            f"  return {order} || a != a ? a : b;\n"
+            "}"
+        )
+    as_float = {"half": "__half2float", "nv_bfloat16": "__bfloat162float"}[type_name]
     return (
-        f"static __device__ __forceinline__ {type_name} {name}({type_name} a, {type_name} b) {{\n"
-        f"  return {comparison}(a, b) ? a : b;\n"
+        f"static __device__ __forceinline__ {type_name} {name}({type_name} x, {type_name} y) {{\n"
+        f"  const float a = {as_float}(x), b = {as_float}(y);\n"
+        f"  return {order} || a != a ? x : y;\n"
         "}"
     )
 
@@ -125,16 +134,15 @@ def _part(names: str, lines: str, also: Callable[[set[str]], bool] = lambda used
 
 #: In the order in which they are written.
 _HELPERS = (
-    _part("max", _larger_or_smaller("max", "half"), _uses_half),
-    _part("min", _larger_or_smaller("min", "half"), _uses_half),
+    *(_part(name, _chosen(name)) for name in ("larger", "smaller")),
+    *(_part(name, _chosen(name, "half"), _uses_half) for name in ("larger", "smaller")),
     _part("__pack_half2", _pack("__pack_half2", "half")),
     _part("half4 make_half4", _four("half4", "__half")),
     _part("hpow", _half_function("hpow", "powf", 2), _uses_half),
     _part("htan", _half_function("htan", "tanf", 1), _uses_half),
     _part("hatan", _half_function("hatan", "atanf", 1), _uses_half),
     _part("herf", _half_function("herf", "erff", 1), _uses_half),
-    _part("max", _larger_or_smaller("max", "nv_bfloat16"), _uses_bfloat16),
-    _part("min", _larger_or_smaller("min", "nv_bfloat16"), _uses_bfloat16),
+    *(_part(name, _chosen(name, "nv_bfloat16"), _uses_bfloat16) for name in ("larger", "smaller")),
     _part("__pack_nv_bfloat162", _pack("__pack_nv_bfloat162", "nv_bfloat16")),
     _part(
         "make_nv_bfloat162",
@@ -158,7 +166,7 @@ def strip_prelude(source: str) -> str:
     Everything from the first kernel on is kept to the letter. Where the kernels use a name that the old prelude
     defines and this module does not know, the whole source comes back unchanged: slower to compile, never wrong.
     """
-    start = source.find(_FIRST_KERNEL)
+    start = source.find(FIRST_KERNEL)
     if start < 0:
         return source
     original, body = source[:start], source[start:]
@@ -168,7 +176,9 @@ def strip_prelude(source: str) -> str:
     names = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
     names |= {name for helper in helpers for name in helper.names}
     if _defined_names(original) & used - names:
-        return f"{original}\n{functions}\n{body}" if functions else source
+        chosen = (helper.lines for helper in helpers if helper.names <= {"larger", "smaller"})
+        own = "\n\n".join(filter(None, [*chosen, functions]))
+        return f"{original}\n{own}\n{body}" if own else source
     parts = [
         "\n".join(f"typedef {_SHORT_TYPES[name]} {name};" for name in _SHORT_TYPES if name in used),
         _integer_types(tuple(_INTEGER_TYPES), used),

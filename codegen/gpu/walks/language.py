@@ -67,8 +67,8 @@ _OPENCL = Language(
         ("GLOBAL ", "__global "), ("LOCAL ", "__local "), ("BARRIER;", "barrier(CLK_LOCAL_MEM_FENCE);"),
         ("FMA(", "fma("), ("LARGER(", "fmax("), ("THREAD", "get_local_id(0)"), ("BLOCK", "get_group_id(0)"),
         # Point-wise functions as CUDA calls them.
-        ("(long long)", "(long)"), ("fminf(", "fmin("), ("fmaxf(", "fmax("), ("fabsf(", "fabs("), ("__expf(", "exp("),
-        ("__logf(", "log("), ("sqrtf(", "sqrt("), ("tanhf(", "tanh("), ("erff(", "erf("), ("__sinf(", "sin("),
-        ("__cosf(", "cos("), ("floorf(", "floor("), ("ceilf(", "ceil("), ("powf(", "pow("),
+        ("(long long)", "(long)"), ("smaller(", "fmin("), ("larger(", "fmax("), ("fabsf(", "fabs("),
+        ("__expf(", "exp("), ("__logf(", "log("), ("sqrtf(", "sqrt("), ("tanhf(", "tanh("), ("erff(", "erf("),
+        ("__sinf(", "sin("), ("__cosf(", "cos("), ("floorf(", "floor("), ("ceilf(", "ceil("), ("powf(", "pow("),
     ),
 )  # fmt: skip
