@@ -336,6 +336,8 @@ def _validation_error(message: str, data: dict[str, Any], cls: type[Struct]) -> 
             if word in steps:
                 fields = "".join(f', "{field}": ...' for field in steps[word].__struct_fields__)
                 return InputError(where, f"{word!r} is no word by itself", f'write {{"function": "{word}"{fields}}}')
+            if word in options and where.endswith(".function"):
+                return InputError(where.removesuffix(".function"), f"{word!r} has no keys", f'write "{word}" by itself')
             options += steps
         if key == "padding":
             options += ["a number", "[top, left, bottom, right]"]

@@ -362,6 +362,8 @@ ERRORS: list[tuple[Any, str]] = [
      f"ops.json.epilogue[1]: unknown epilogue 'softplus'; use one of {STEPS}"),
     ({**MATMUL, "epilogue": ["bias_add"]},
      "ops.json.epilogue[0]: 'bias_add' is no word by itself; write {\"function\": \"bias_add\", \"axis\": ...}"),
+    ({**MATMUL, "epilogue": [{"function": "relu"}]},
+     "ops.json.epilogue[0]: 'relu' has no keys; write \"relu\" by itself"),
     ({**MATMUL, "epilogue": [{"function": "bias_add"}]}, 'ops.json.epilogue[0].axis: is missing; add "axis"'),
     ({**MATMUL, "epilogue": [{"function": "bias_add", "axis": "k"}]},
      "ops.json.epilogue[0].axis: no axis 'k'; use one of m, n"),
