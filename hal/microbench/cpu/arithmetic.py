@@ -90,9 +90,9 @@ def _products(machine: Machine, peak: float) -> Turns:
     ours, numpy = [], []
     with NumpyProducts(machine.topology.cpus, _SIZE) as products:
         for _ in range(machine.settings.repeats):
-            product.seconds()  # brings its panels into the caches, where others' turns left nothing of them
-            ours.append(product.seconds())
+            product.seconds()  # brings its panels back, of which others' turns left nothing in any cache
             numpy.append(products.seconds())
+            ours.append(product.seconds())
             yield None
         numpy_rates = rates(products.operations, tuple(numpy))
     method = f"inner loops of a matrix product, {product.m} x {product.n} x {product.k} per core, in turn with NumPy's"
