@@ -81,7 +81,7 @@ class Snapshot:
 
 def _is_counted(tensor: Any) -> bool:
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return is_plain and not tensor.is_inference() and tensor.device.type in ("cpu", "cuda")
+    return is_plain and not tensor.is_inference() and not tensor.is_meta
 
 
 def _first_number(tensor: Any) -> Any:

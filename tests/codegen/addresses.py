@@ -163,7 +163,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 #: Threads beyond the output work on its last elements again.
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"smaller": np.minimum, "larger": np.maximum}
 
 
 def _evaluate(node: ast.expr, known: Mapping[str, NDArray[np.int64]]) -> Any:

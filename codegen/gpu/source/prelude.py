@@ -18,7 +18,7 @@ from codegen.gpu.walks import functions as attention_device
 from codegen.gpu.walks import group_functions as attention_groups
 
 #: Every kernel's text starts here; TVM writes forward declarations of all kernels before the first body.
-FIRST_KERNEL = 'extern "C" __global__'
+_FIRST_KERNEL = 'extern "C" __global__'
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -163,13 +163,14 @@ _FROM_HEADERS = frozenset({"htanh", "hexp"})
 def strip_prelude(source: str) -> str:
     """A CUDA source of TVM's with only the prelude that its kernels need.
 
-    Everything from the first kernel on is kept to the letter. Where the kernels use a name that the old prelude
-    defines and this module does not know, the whole source comes back unchanged: slower to compile, never wrong.
+    From the first kernel on all is kept to the letter, but for the larger and the smaller of two numbers. Where the
+    kernels use a name that the old prelude defines and this module does not know, the old one stays: slower to compile,
+    never wrong.
     """
-    start = source.find(FIRST_KERNEL)
+    start = source.find(_FIRST_KERNEL)
     if start < 0:
         return source
-    original, body = source[:start], source[start:]
+    original, body = source[:start], _with_undefined(source[start:])
     used = set(_IDENTIFIER.findall(_COMMENT.sub(" ", body)))
     functions = "\n".join(filter(None, (module.device_functions(used) for module in _DEVICE_FUNCTIONS)))
     helpers = [helper for helper in _HELPERS if helper.needed(used)]
@@ -187,6 +188,17 @@ def strip_prelude(source: str) -> str:
         functions,
     ]
     return "\n\n".join([part for part in parts if part] + [body.rstrip() + "\n"])
+
+
+def _with_undefined(kernels: str) -> str:
+    """Kernels in which the larger and the smaller of two numbers are NaN where one of them is: CUDA's ``max`` and
+    ``min`` are the other one then, and a sum that has diverged would be 0 behind a ReLU.
+
+    >>> _with_undefined("Y_ptr[0] = max(v, 0.000000e+00f);")
+    'Y_ptr[0] = larger(v, 0.000000e+00f);'
+    """
+    words = {"max": "larger", "min": "smaller"}
+    return re.sub(r"\b(max|min)(?=\()", lambda match: words[match[1]], kernels)
 
 
 def _headers(used: set[str]) -> list[str]:

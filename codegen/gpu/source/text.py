@@ -12,7 +12,6 @@ import tvm
 import tvm.s_tir  # noqa: F401  (its passes, which elsewhere come with the graphs of operators)
 
 from codegen.gpu.source.opencl_functions import with_device_functions
-from codegen.gpu.source.prelude import FIRST_KERNEL
 from codegen.launch_shape import SIZE_PARAMETER
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, reason_of
 from codegen.tir.statements import without_mentions
@@ -45,8 +44,7 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
     if lowered.text:
         return lowered.text
     source = without_mentions(_source(lowered, _target("cuda", architecture, 32), parameters))
-    source = _infinities(_eight_lanes(_bits_of_constants(_with_undefined(source))))
-    return paired_words(_full_warp_shuffles(source, lowered))
+    return paired_words(_full_warp_shuffles(_infinities(_eight_lanes(_bits_of_constants(source))), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
@@ -55,18 +53,6 @@ def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 
         return lowered.text
     source = _exact_constants(_source(lowered, _target("opencl", "", wavefront), parameters), lowered)
     return with_device_functions(source)
-
-
-def _with_undefined(source: str) -> str:
-    """CUDA source in which the larger and the smaller of two numbers are NaN where one of them is: CUDA's ``max`` and
-    ``min`` are the other one then, and a sum that has diverged would be 0 behind a ReLU.
-
-    >>> _with_undefined("Y_ptr[0] = max(v, 0.000000e+00f);")
-    'Y_ptr[0] = larger(v, 0.000000e+00f);'
-    """
-    start = max(source.find(FIRST_KERNEL), 0)
-    words = {"max": "larger", "min": "smaller"}
-    return source[:start] + re.sub(r"\b(max|min)(?=\()", lambda match: words[match[1]], source[start:])
 
 
 #: The bits of a float32 by the address of a number, which has none: TVM rounds constants to bfloat16 so.

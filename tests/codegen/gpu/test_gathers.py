@@ -52,7 +52,7 @@ def test_rows_are_read_as_vectors() -> None:
     source = strip_prelude(cuda_source(lowered, "sm_80", ["E", "I", "Y"]))
     assert "float4*)(E_ptr" in source and "float4*)(Y_ptr" in source
     # A place is read by itself, and kept in the table.
-    assert "max(min(I_ptr[" in source and "), 0) * 264" in source
+    assert "larger(smaller(I_ptr[" in source and "), 0) * 264" in source
 
 
 GATHERS: dict[str, tuple[dict[str, Any], str]] = {

@@ -119,7 +119,7 @@ def test_only_what_leaves_its_tensor_is_guarded() -> None:
     conditions = re.findall(r"\bif \((.*)\) \{", source)
     assert len(conditions) == 1
     assert "blockIdx.x) / 3)" in conditions[0] and conditions[0].endswith("< 130") and "%" not in conditions[0]
-    assert "min(" in source[: source.index("__syncthreads();")]
+    assert "smaller(" in source[: source.index("__syncthreads();")]
     # The inner loop has none.
     inner = source[source.rindex("__syncthreads();") : source.index("C_ptr +")]
     assert "accumulators_ptr[" in inner and not re.search(r"\?|\bif\b", inner[: inner.index("accumulators_ptr[")])
