@@ -45,8 +45,9 @@ class Snapshot:
     read where none has moved, so that no memory is looked at that is gone.
 
     Attributes:
-        tensors: those of inference mode, which count no writes, and of shapes alone are left out.
-        versions, places: of each at the time.
+        tensors: those of inference mode, which count no writes, are left out.
+        versions: of each at the time.
+        places: of those that have memory of their own.
         numbers: the first of each in this machine's memory, as an integer.
     """
 
@@ -56,7 +57,8 @@ class Snapshot:
     numbers: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tensors = [tensor for tensor in self.tensors if _is_counted(tensor)]
+        self.tensors = [tensor for tensor in self.tensors if not tensor.is_inference()]
+        self._placed = [tensor for tensor in self.tensors if _is_placed(tensor)]
         self._cells = [_first_number(tensor) for tensor in self.tensors if _has_bits(tensor)]
         self.versions, self.places, self.numbers = self._versions(), self._places(), self._numbers()
 
@@ -73,15 +75,15 @@ class Snapshot:
         return list(map(attrgetter("_version"), self.tensors))
 
     def _places(self) -> list[int]:
-        return list(map(torch.Tensor.data_ptr, self.tensors))
+        return list(map(torch.Tensor.data_ptr, self._placed))
 
     def _numbers(self) -> list[int]:
         return list(map(attrgetter("value"), self._cells))
 
 
-def _is_counted(tensor: Any) -> bool:
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return is_plain and not tensor.is_inference() and not tensor.is_meta
+def _is_placed(tensor: Any) -> bool:
+    """True for tensors of numbers; others of PyTorch's classes have no memory, or several pieces of it."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _first_number(tensor: Any) -> Any:

@@ -105,3 +105,15 @@ def test_writes_that_pytorch_does_not_count_are_noticed(dtype: torch.dtype) -> N
         factor.data = torch.tensor(5.0, dtype=dtype)
         assert float(graph(factor, torch.tensor(1.0))) == 5.0
         assert float(graph(factor, torch.tensor(1.0))) == 5.0 and source.made == 3
+
+
+class Labelled(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def test_writes_to_tensors_of_other_classes_are_noticed() -> None:
+    source, factor = Scaling(), torch.tensor(2.0).as_subclass(Labelled)
+    graph = FrozenGraph(source)
+    assert float(graph(factor, torch.tensor(1.0))) == 2.0
+    factor.add_(1.0)
+    assert float(graph(factor, torch.tensor(1.0))) == 3.0 and source.made == 2
