@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch._inductor.compile_fx
 import torch._inductor.constant_folding
 import torch._inductor.fx_passes.freezing_patterns
 import torch._inductor.pattern_matcher
+from torch._dynamo.exc import RestartAnalysis
 from torch._guards import CompileContext
 from torch._inductor.codecache import torch_key
 from torch._inductor.freezing_utils import enter_freezing
@@ -124,7 +125,13 @@ class RollerBackend:
             return _with_options(options)(module, inputs)
         if not self.freeze or torch.is_grad_enabled():
             return self.compiled(module, inputs)
-        return FrozenGraph.of_module(self._frozen, module, inputs)
+        try:
+            return FrozenGraph.of_module(self._frozen, module, inputs)
+        except (InputError, RestartAnalysis):
+            raise
+        except Exception as error:  # whatever PyTorch cannot fold, it may compile as it is
+            log.warning("a graph's parameters stay its inputs: %s", _first_line(error))
+            return replace(self, freeze=False).compiled(module, inputs)
 
     def _frozen(self, module: Any, inputs: Sequence[Any]) -> CompiledGraph:
         """A graph module whose parameters are its own, from the store where it was compiled before."""
@@ -232,7 +239,7 @@ class RollerBackend:
         try:
             return rewrite(module, shelf, emulated=self.emulate, competes=self.competes)
         except Exception as error:  # whatever goes wrong with kernels must not keep the model from running
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = _first_line(error)
             log.warning("a graph stays with PyTorch: %s", reason)
             module.graph = before
             return [Decision(name="graph", functions="", shape=(), reason=reason, has_failed=True)]
@@ -259,6 +266,10 @@ class RollerBackend:
             return load_device(THIS_CPU), ""
         board = _board_at_hand() if kinds == {ON_GPU} else None
         return board, "" if board else "no known board; name it with roller.backend(device=...)"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _can_be_packed(module: Any) -> bool:

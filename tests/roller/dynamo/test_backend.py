@@ -158,6 +158,19 @@ class TestOnThisProcessor:
             for tokens in (torch.ones(4, 32), -torch.ones(4, 32)):
                 assert difference(compiled(tokens), choose(tokens)) < 1e-5
 
+    def test_a_graph_that_cannot_be_frozen_keeps_its_parameters_as_inputs(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("constants cannot be folded\nmore of it")
+
+        monkeypatch.setattr(torch._inductor.constant_folding, "constant_fold", fail)
+        model, images = Small().eval(), torch.randn(2, 3, 12, 12)
+        compiled = torch.compile(model, backend=roller.backend(**options(tmp_path, fallback="inductor")))
+        with torch.no_grad(), caplog.at_level(logging.WARNING, logger="roller.backend"):
+            assert difference(compiled(images), model(images)) < 1e-5
+        assert caplog.messages == ["a graph's parameters stay its inputs: RuntimeError: constants cannot be folded"]
+
     def test_sizes_that_keep_changing_stay_open(self, tmp_path: Path) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU()).eval()
         graphs: list[Any] = []
