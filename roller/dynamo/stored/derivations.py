@@ -167,11 +167,13 @@ def computed(origins: Mapping[str, Origin], parameters: Mapping[str, Any]) -> tu
     with on_real_tensors():
         sources = [value_of(each.arguments[0]) for each in copied]
         orders = [each.keywords.get("memory_format") or torch.preserve_format for each in copied]
-        # Whatever else is computed needs no copies: they follow from the same sources, and are in `values` afterwards.
-        others = {name: value_of(origin) for name, origin in origins.items() if origin not in copied}
+        # Before there are copies: none of the others may read one whose numbers are still to come.
+        for origin in origins.values():
+            if origin not in copied:
+                value_of(origin)
         copies, filled = dense_copies(list(zip(sources, orders, strict=True)))
         values.update(zip(copied, copies, strict=True))
-        return {name: others[name] if name in others else values[origin] for name, origin in origins.items()}, filled
+        return {name: values[origin] for name, origin in origins.items()}, filled
 
 
 def _function(name: str) -> Any:
