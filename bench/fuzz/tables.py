@@ -81,9 +81,9 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "walks.attention_groups": _ATTENTION | {"reads float16", "reads bfloat16"},
     "walks.attention_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "walks.slices": _ATTENTION | set(_ANY_FLOAT),
-    "walks.gradient_warps": _ATTENTION | {"reads float16", "reads bfloat16"},
-    "walks.gradient_groups": _ATTENTION | {"reads float16", "reads bfloat16"},
-    "walks.gradient_multiply_adds": _ATTENTION | set(_ANY_FLOAT),
+    "gradients.warps": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "gradients.groups": _ATTENTION | {"reads float16", "reads bfloat16"},
+    "gradients.multiply_adds": _ATTENTION | set(_ANY_FLOAT),
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.

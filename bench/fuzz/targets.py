@@ -24,8 +24,8 @@ FRAMES: Mapping[str, tuple[str, ...]] = {
     "split-rows": ("long_rows",), "split-line": ("long_lines",), "sequence": ("steps",),
     "cpu.tiles": ("contraction", "reduction"),
     "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),
-    "walks.gradient_warps": ("attention_gradient",), "walks.gradient_groups": ("attention_gradient",),
-    "walks.gradient_multiply_adds": ("attention_gradient",), "cpu.walks": ("lines",),
+    "gradients.warps": ("attention_gradient",), "gradients.groups": ("attention_gradient",),
+    "gradients.multiply_adds": ("attention_gradient",), "cpu.walks": ("lines",),
     "winograd": (NAMED,), "flat-image": (NAMED,), "ranks": (NAMED,), "scatters": (NAMED,), "cpu.scatters": (NAMED,),
 }  # fmt: skip
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codegen.gpu import lines, patches, pointwise, ranks, rows, scatters, tiles, windows
+from codegen.gpu.gradients import groups as gradient_groups
+from codegen.gpu.gradients import multiply_adds as gradient_multiply_adds
+from codegen.gpu.gradients import slopes as slope_products
+from codegen.gpu.gradients import warps as gradient_warps
 from codegen.gpu.matrix import bulk, mma, wmma
 from codegen.gpu.staged import kernel as staged
 from codegen.gpu.walks import (
     attention_groups,
     attention_multiply_adds,
     attention_warps,
-    gradient_groups,
-    gradient_multiply_adds,
-    gradient_warps,
     pair_multiply_adds,
     pair_warps,
     slices,
@@ -21,7 +22,7 @@ from codegen.gpu.walks import (
 from codegen.tir.lowered import Lowered, LoweringError
 from codegen.tir.lowering import AnyRequest, KernelLowerings, chosen, lowered_by
 from sokoban.kernel.attention import AttentionKernel, SliceSum
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.line import LineKernel
 from sokoban.kernel.pair import ProductPair
@@ -47,6 +48,7 @@ KINDS: Mapping[type, KernelLowerings[Lowered]] = {
     AttentionGradientKernel: KernelLowerings(
         schedule=GradientSchedule, lowerings=(gradient_warps, gradient_groups, gradient_multiply_adds)
     ),
+    SlopeProduct: KernelLowerings(schedule=GradientSchedule, lowerings=(slope_products,)),
     ProductPair: KernelLowerings(schedule=PairSchedule, lowerings=(pair_warps, pair_multiply_adds)),
     LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(lines, ranks, scatters)),
 }

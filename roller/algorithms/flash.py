@@ -38,6 +38,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.named.expressions import program_as
 from sokoban.language.names import unused_name
 from sokoban.model.estimates import Estimate
@@ -165,6 +166,16 @@ def check_attention(form: KernelForm, device: DeviceSpec) -> None:
             bytes_each = grain * ELEMENT_BYTES[attention.dtype]
             problem = f"rows of {width} elements are no multiple of {bytes_each} bytes"
             raise InputError(f"{where}: {name}", problem, f"use a multiple of {grain}")
+    if isinstance(attention, AttentionGradient) and attention.slopes:
+        if not has_matrix_instructions(attention.dtype, device):
+            problem = f"slopes have no kernels of ours in {attention.dtype} on {device.name}"
+            raise InputError(f"{where}: slopes", problem, "leave them out, or use 16 bits from sm_80 on")
+        if attention.queries % grain:
+            raise InputError(
+                f"{where}: queries",
+                f"slopes of {attention.queries} are no multiple of 16 bytes",
+                f"use a multiple of {grain}",
+            )
 
 
 def has_instruction(dtype: str, instruction: Instruction, device: DeviceSpec) -> bool:

@@ -8,8 +8,9 @@ block of keys). Tiles grow as those of :mod:`roller.algorithms.flash` do, under 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from codegen.tolerance import HALF_UNITS, tolerance_of
@@ -27,16 +28,27 @@ from roller.algorithms.row_tiles import (
     within,
 )
 from roller.construct.program import ProgramPart
-from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
+from sokoban.kernel.attention_gradient import (
+    GRADIENT_INPUTS,
+    SLOPE_INPUTS,
+    AttentionGradientKernel,
+    SlopeProduct,
+)
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient
-from sokoban.schedule.attention import LANES
-from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes
+from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient, estimate_slopes
+from sokoban.schedule.attention import LANES, padded
+from sokoban.schedule.attention_gradient import SLOPE_PIECE, GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.cutting import cut
+
+#: Kind of kernel -> its predicted time.
+ESTIMATES: Mapping[type, Callable[..., Estimate]] = {
+    AttentionGradientKernel: estimate_gradient,
+    SlopeProduct: estimate_slopes,
+}
 
 
 @dataclass(frozen=True)
@@ -53,12 +65,13 @@ class WholeGradient:
         gradient = form.attention_gradient
         of_keys, steps = gradient.of == "keys", schedule.stages + 1
         key_tile, query_tile = (schedule.rows, schedule.step) if of_keys else (schedule.step, schedule.rows)
-        rows = -(-query_tile * gradient.key_heads // gradient.heads)
-        small = gradient.smaller(
-            b=min(2, gradient.b), key_heads=min(2, gradient.key_heads),
-            queries=cut(gradient.queries, rows, steps if of_keys else 1),
-            keys=cut(gradient.key_count, key_tile, 1 if of_keys else steps),
-        )  # fmt: skip
+        rows = query_tile if gradient.slopes else -(-query_tile * gradient.key_heads // gradient.heads)
+        queries = cut(gradient.queries, rows, steps if of_keys else 1)
+        keys = cut(gradient.key_count, key_tile, 1 if of_keys else steps)
+        if gradient.slopes:
+            queries = min(gradient.queries, padded(queries, SLOPE_PIECE))
+            keys = max(queries, keys) if gradient.causal else keys
+        small = gradient.smaller(b=min(2, gradient.b), key_heads=min(2, gradient.key_heads), queries=queries, keys=keys)
         return kernel_form(program_as(small, form.expr)), self
 
     def tolerance(self, form: KernelForm) -> float | None:
@@ -68,12 +81,12 @@ class WholeGradient:
         return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
 
 
-def gradient_kernel(form: KernelForm) -> AttentionGradientKernel:
+def gradient_kernel(form: KernelForm) -> AttentionGradientKernel | SlopeProduct:
     """The kernel of a gradient of attention."""
-    expr = form.expr
-    return AttentionGradientKernel(
-        name=expr.name, attention=form.attention_gradient, inputs=expr.operands(GRADIENT_INPUTS), output=expr.output
-    )  # fmt: skip
+    expr, gradient = form.expr, form.attention_gradient
+    of_slopes = gradient.slopes and gradient.of == "queries"
+    kind, names = (SlopeProduct, SLOPE_INPUTS) if of_slopes else (AttentionGradientKernel, GRADIENT_INPUTS)
+    return kind(name=expr.name, attention=gradient, inputs=expr.operands(names), output=expr.output)
 
 
 def consider(placed: PlacedForm, top_k: int) -> Considered:
@@ -85,7 +98,8 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
     form, device = placed.form, placed.device
     check_attention(form, device)
     kernel = gradient_kernel(form)
-    best, count = fitting(_schedules(kernel, device), lambda schedule: estimate_gradient(kernel, schedule, device))
+    price = ESTIMATES[type(kernel)]
+    best, count = fitting(_schedules(kernel, device), lambda schedule: price(kernel, schedule, device))
     if not best:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use smaller heads")
     programs = tuple(_program(form, schedule, estimate) for estimate, schedule in best[:top_k])
@@ -99,7 +113,11 @@ def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec)
         InputError: the device or the kernels have nothing for its type or widths.
     """
     check_attention(form, device)
-    return _program(form, schedule, estimate_gradient(gradient_kernel(form), schedule, device))
+    kernel = gradient_kernel(form)
+    problem = schedule.misfit(kernel)
+    if problem is not None:
+        raise InputError(form.expr.name, problem, "score schedules of matrix instructions, or leave slopes out")
+    return _program(form, schedule, ESTIMATES[type(kernel)](kernel, schedule, device))
 
 
 def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -> ChainProgram:
@@ -107,15 +125,18 @@ def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -
     return ChainProgram(NAME, schedule.text, form, WholeGradient(), (part,))
 
 
-def _schedules(kernel: AttentionGradientKernel, device: DeviceSpec) -> Iterator[GradientSchedule]:
+def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpec) -> Iterator[GradientSchedule]:
     """Tiles that are not mostly beyond the rows that there are; the numbers of a step's rows are fetched by a thread
     each, but for warp groups, of which one copies."""
-    dtype = kernel.attention.dtype
+    attention = kernel.attention
+    of_keys, dtype = attention.of == "keys", attention.dtype
     tiles = multiply_add_tiles(GradientSchedule)
     if has_matrix_instructions(dtype, device):
-        tiles = matrix_tiles(GradientSchedule, (1, 2) if kernel.is_of_keys else (1,))
-    candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
-    if device.warp_group_instruction(dtype) is not None:
-        groups = group_tiles(GradientSchedule, lambda schedule: gradient_shared_bytes(kernel, schedule), device)
+        tiles = matrix_tiles(GradientSchedule, (1, 2) if of_keys else (1,))
+    is_product = attention.slopes and not of_keys
+    candidates: Iterator[GradientSchedule] = (each for each in tiles if is_product or each.step <= each.warps * LANES)
+    if device.warp_group_instruction(dtype) is not None and isinstance(kernel, AttentionGradientKernel):
+        groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device)
         candidates = chain(groups, candidates)
-    return within(candidates, kernel.rows, kernel.walked_rows)
+    walked = attention.queries if of_keys and attention.slopes else kernel.sizes["walked"]
+    return within(candidates, kernel.rows, walked)

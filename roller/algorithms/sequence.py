@@ -82,7 +82,8 @@ def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     origin, attention = expr.origin, attention_of(expr)
     if origin is None or attention is None:
         return sequence_form(resize(form, sizes).expr, [len(stage.source.statements) for stage in form.stages])
-    b, heads, i, d, e = (sizes[origin.name(axis)] for axis in ("b", attention.axes[1], *"ide"))
+    b, heads, i, d = (sizes[origin.name(axis)] for axis in ("b", attention.axes[1], *"id"))
+    e = sizes.get(origin.name("e"), attention.value_size)  # a product of slopes reads no values
     keys = _keys(attention, [sizes[origin.name(axis)] for axis in attention.key_axes.split(",")])
     program = program_as(attention.smaller(b=b, key_heads=heads, queries=i, head_dim=d, value_dim=e, **keys), expr)
     if attention.epilogue or not expr.epilogue:

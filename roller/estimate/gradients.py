@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import msgspec
-
 from hal.support.errors import InputError
+from roller.estimate.attention_gradients import Gradient, two_kernels, with_slopes
 from roller.estimate.derivative import derivative
 from roller.library.recognise import recognise
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -27,23 +26,13 @@ from sokoban.kernel.instructions import product_factors
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.language.expression import FLOAT_DTYPES, AffineIndex, Call, Load, TensorExpr, Value, loads, value_text
 from sokoban.language.functions import ONE, ZERO
-from sokoban.language.named.attention import Attention, AttentionSizes
-from sokoban.language.named.attention_gradient import AttentionGradient, Subject
-from sokoban.language.named.expressions import program_expression
+from sokoban.language.named.attention import Attention
 from sokoban.language.names import unused_name
 from sokoban.language.operators import operator_from_data
 from sokoban.language.scatter import Scatter, scatter_of
 
 #: Kernels that the gradient of one operand may fall into.
 MOST_PHASES = 64
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """One gradient, or a part of one: ``label`` says of what, ``expr`` how."""
-
-    label: str
-    expr: TensorExpr
 
 
 def gradients(expr: TensorExpr) -> list[Gradient]:
@@ -58,9 +47,9 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     narrow = next((each for each in expr.inputs if each.dtype not in FLOAT_DTYPES and each.name not in places), None)
     if narrow is not None:
         raise _refused(expr, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
-    attention = expr.operator_as(Attention)
-    if attention is not None and not expr.epilogue:
-        return _of_attention(attention)
+    attention = _attention_of(expr)
+    if attention is not None:
+        return two_kernels(attention)
     form = kernel_form(expr, fuse=False)
     if form.is_rows:
         return _of_rows(form)
@@ -69,26 +58,21 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
 
 
-def _of_attention(attention: Attention) -> list[Gradient]:
-    """The row sums of results and their gradients, which both gradients take; then these. The forward pass saved the
-    logarithms of its sums of exponentials."""
-    rows, sizes = attention.b * attention.heads * attention.queries, msgspec.structs.asdict(attention)
-    dots = operator_from_data(
-        {
-            "expr": "D[r] = sum(e, dY[r,e] * Y[r,e])", "sizes": {"r": rows, "e": attention.value_size},
-            "dtype": attention.dtype, "dtypes": {"D": "float32"},
-        }
-    )  # fmt: skip
-    common = {key: sizes[key] for key in AttentionSizes.__struct_fields__ if key not in ("name", "epilogue")}
-    subjects: tuple[tuple[str, Subject], ...] = (("Q", "queries"), ("K and V", "keys"))
-    return [
-        Gradient("gradient of P, summed over keys", dots),
-        *(
-            Gradient(f"gradient of {label}", program_expression(gradient, gradient.program().stem))
-            for label, of in subjects
-            for gradient in [AttentionGradient(of=of, **common)]
-        ),
-    ]
+def backward_ways(expr: TensorExpr) -> list[list[Gradient]]:
+    """The kernels of the backward pass in every way that there is: the first one is :func:`gradients`. Attention's
+    gradients share the slopes of logits in the second, where they fit.
+
+    Raises:
+        InputError: as :func:`gradients`.
+    """
+    attention = _attention_of(expr)
+    shared = None if attention is None else with_slopes(attention)
+    return [gradients(expr), *([] if shared is None else [shared])]
+
+
+def _attention_of(expr: TensorExpr) -> Attention | None:
+    """The attention that an operator is, with nothing behind it."""
+    return None if expr.epilogue else expr.operator_as(Attention)
 
 
 def _of_rows(form: KernelForm) -> list[Gradient]:

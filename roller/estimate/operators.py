@@ -22,17 +22,19 @@ from hal.support.errors import InputError
 from hal.support.tables import new_table
 from roller.algorithms import ALGORITHMS, DIRECT
 from roller.construct.program import ProgramPart
-from roller.estimate.gradients import Gradient, gradients
+from roller.estimate.attention_gradients import Gradient
+from roller.estimate.gradients import backward_ways
 from roller.library import LibraryEstimate, PricedCall, library_calls, priced
 from roller.library.collectives import check_ranks, node_for
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
 from roller.library.streaming.elementwise import Direction
-from roller.programs import find_programs, finder_of, form_on
+from roller.programs import Program, find_programs, finder_of, form_on
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.collectives import collective_from_data, is_collective
+from sokoban.language.expression import TensorExpr
 from sokoban.language.layers import is_layer, layer_from_data
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
@@ -276,13 +278,18 @@ def _best_parts(
 ) -> tuple[str, tuple[SchedulePart, ...]]:
     """The derived name of an operator, and its kernels."""
     expr = operator_from_data(data)
-    kernels = [Gradient(expr.name, expr)] if direction == "forward" else gradients(expr)
-    parts = []
-    for kernel in kernels:
-        programs = find_programs(form_on(kernel.expr, device), device, 1, method, algorithms)
-        program = programs.ranked(1, algorithms)[0]
-        parts += [_part(kernel.label, part, program.composition) for part in program.parts]
-    return expr.name, tuple(parts)
+    ways = [[Gradient(expr.name, expr)]] if direction == "forward" else backward_ways(expr)
+    found: dict[TensorExpr, Program] = {}
+
+    def parts_of(kernel: Gradient) -> list[SchedulePart]:
+        if kernel.expr not in found:
+            programs = find_programs(form_on(kernel.expr, device), device, 1, method, algorithms)
+            found[kernel.expr] = programs.ranked(1, algorithms)[0]
+        program = found[kernel.expr]
+        return [_part(kernel.label, part, program.composition) for part in program.parts]
+
+    parts = [[part for kernel in kernels for part in parts_of(kernel)] for kernels in ways]
+    return expr.name, tuple(min(parts, key=lambda each: sum(part.seconds for part in each)))
 
 
 def _part(operator: str, part: ProgramPart, algorithm: str) -> SchedulePart:

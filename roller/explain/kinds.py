@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from roller.explain.attention import attention_lines, attention_origin, slice_lines
-from roller.explain.attention_gradient import gradient_lines, gradient_origin
+from roller.explain.attention_gradient import gradient_lines, gradient_origin, slope_lines, slope_origin
 from roller.explain.line import line_lines, line_origin
 from roller.explain.pair import pair_lines, pair_origin
 from roller.explain.patches import patch_lines
 from sokoban.kernel.attention import AttentionKernel, SliceSum
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.line import LineKernel
 from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
@@ -36,6 +36,7 @@ KINDS: Mapping[type, KindPage] = {
     AttentionKernel: KindPage(attention_lines, attention_origin),
     SliceSum: KindPage(slice_lines),
     AttentionGradientKernel: KindPage(gradient_lines, gradient_origin),
+    SlopeProduct: KindPage(slope_lines, slope_origin),
     ProductPair: KindPage(pair_lines, pair_origin),
     LineKernel: KindPage(line_lines, line_origin),
 }

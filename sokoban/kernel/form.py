@@ -31,7 +31,7 @@ from functools import cached_property
 
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
-from sokoban.kernel.attention_gradient import gradient_flops
+from sokoban.kernel.attention_gradient import gradient_flops, unread_bytes
 from sokoban.kernel.kernel import ExpressionKernel, LaunchAxis
 from sokoban.kernel.line import LineKernel, line_expression
 from sokoban.kernel.matrix import MatrixRoles, product_roles
@@ -324,7 +324,8 @@ class KernelForm(ExpressionKernel):
     @cached_property
     def compulsory_bytes(self) -> int:
         """Bytes of all inputs and the output, each once; of what is read at places alone as many rows as are named."""
-        return sum(read_bytes(self.expr, tensor) for tensor in (*self.expr.inputs, self.expr.output))
+        read = sum(read_bytes(self.expr, tensor) for tensor in (*self.expr.inputs, self.expr.output))
+        return read - (unread_bytes(self.attention_gradient) if self.kind == "attention_gradient" else 0)
 
 
 #: Kind of an operator that no schedule of tiles computes whole -> its arithmetic operations.

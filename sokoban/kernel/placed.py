@@ -169,7 +169,7 @@ class PlacedForm:
             most = max(self.form.stages, key=lambda stage: stage.flops)
             return PlacedForm(most, self.device).rate
         if self.form.is_attention:
-            matrix = self.device.best_matrix_instruction(self.form.expr.operands("Q")[0].dtype)
+            matrix = self.device.best_matrix_instruction(self.form.expr.operands("K")[0].dtype)
             if matrix is not None:
                 return Rate(matrix.sustained_flops, f"{matrix.input_dtype} by matrix instructions")
             return self.ordinary_rate

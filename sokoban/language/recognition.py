@@ -50,7 +50,10 @@ _KINDS: Mapping[int, tuple[tuple[type[_Recognised], dict[str, Any]], ...]] = {
     3: ((Attention, {}),),
     4: tuple((Attention, keys) for keys in (*_PAGED, _LENGTHS[0])),
     5: ((Attention, _LENGTHS[1]),),
-    6: tuple((AttentionGradient, {"of": of}) for of in ("queries", "keys")),
+    6: (
+        (AttentionGradient, {"of": "queries"}), (AttentionGradient, {"of": "keys"}),
+        (AttentionGradient, {"of": "keys", "slopes": True}),
+    ),
 }
 
 

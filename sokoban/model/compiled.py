@@ -9,7 +9,7 @@ from typing import Any
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.attention import AttentionKernel, SliceSum
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.line import LineKernel
@@ -18,7 +18,7 @@ from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention import estimate_attention
-from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient
+from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient, estimate_slopes
 from sokoban.model.gpu.kinds.pair import estimate_pair
 from sokoban.model.rational import estimate_compiled, faster_blocks
 from sokoban.schedule.patches import Schedule
@@ -68,6 +68,7 @@ KINDS: Mapping[type, CompiledKind] = {
     AttentionKernel: CompiledKind(_by_registers(estimate_attention)),
     SliceSum: CompiledKind(None),
     AttentionGradientKernel: CompiledKind(_by_registers(estimate_gradient)),
+    SlopeProduct: CompiledKind(_by_registers(estimate_slopes)),
     ProductPair: CompiledKind(_by_registers(estimate_pair)),
     LineKernel: CompiledKind(None),
 }

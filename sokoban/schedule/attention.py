@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pages import bulk_misfit
 from sokoban.kernel.pair import ProductPair
@@ -124,7 +124,7 @@ class RowTiles(KernelSchedule):
         """Rows that a thread has a part of."""
         return self.rows * self.lanes // self.threads
 
-    def row_blocks(self, kernel: AttentionKernel | AttentionGradientKernel | ProductPair) -> int:
+    def row_blocks(self, kernel: AttentionKernel | AttentionGradientKernel | SlopeProduct | ProductPair) -> int:
         """Blocks along the rows of one problem."""
         return -(-kernel.rows // self.rows)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hal.spec.parts import DTYPE_BYTES
-from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded
+from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded, pitch_bytes
 
 #: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
 #: Buffers of the numbers of queries that are walked, where single warps multiply: those of the next step are written
 #: while this one's are read. Warp groups have as many as of what is walked.
 NUMBER_BUFFERS = 2
+#: Elements of a piece of 16 bits each: queries of a head, where slopes of its logits are written and read.
+SLOPE_PIECE = 8
 #: Bytes of the barriers of a buffer that warp groups walk: it is there, or used; and of those of a block's own tiles.
 GRADIENT_BARRIERS_BYTES = 16
 
@@ -33,7 +35,20 @@ class GradientSchedule(RowTiles):
     step: int
     shares: int = 1
 
-    def blocks(self, kernel: AttentionGradientKernel) -> int:
+    def misfit(self, problem: AttentionGradientKernel | SlopeProduct) -> str | None:
+        """Why no lowering makes a kernel of it for a gradient; None where one does."""
+        attention, is_scalar = problem.attention, self.instruction is Instruction.FMA
+        if not attention.slopes:
+            return None
+        if attention.queries % SLOPE_PIECE:
+            return f"slopes of {attention.queries} queries are no multiple of {SLOPE_PIECE}"
+        if is_scalar or (attention.of == "queries" and (self.instruction.is_by_groups or self.shares > 1)):
+            return (
+                f"{self.instruction} makes no product of slopes" if not is_scalar else "slopes need matrix instructions"
+            )
+        return None
+
+    def blocks(self, kernel: AttentionGradientKernel | SlopeProduct) -> int:
         """Blocks of the launch."""
         return self.row_blocks(kernel) * kernel.problems * self.shares
 
@@ -115,3 +130,10 @@ def number_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) ->
     """Bytes of the numbers of queries that are walked, where matrix instructions multiply."""
     buffers = schedule.stages if schedule.instruction.is_by_groups else NUMBER_BUFFERS
     return kernel.is_of_keys * buffers * QUERY_NUMBERS * schedule.step * DTYPE_BYTES["float32"]
+
+
+def slope_shared_bytes(kernel: SlopeProduct, schedule: GradientSchedule) -> int:
+    """Shared memory of a block that multiplies slopes and keys: ``stages`` tiles of both."""
+    attention = kernel.attention
+    row = sum(pitch_bytes(width, attention.dtype) for width in (schedule.rows, attention.head_dim))
+    return schedule.stages * schedule.step * row

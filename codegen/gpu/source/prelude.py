@@ -24,7 +24,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 #: Names that TVM's prelude mentions and that nvcc and NVRTC provide themselves, on every architecture we compile for.
-_BUILT_IN = frozenset({"__shfl_sync", "__shfl_down_sync", "__shfl_up_sync", "__asm__", "__volatile__"})
+_BUILT_IN = frozenset({"__shfl_sync", "__shfl_down_sync", "__shfl_up_sync", "__asm__", "__volatile__", "__align__"})
 
 
 @dataclass(frozen=True)

@@ -78,11 +78,12 @@ _INFINITIES = {
 
 
 def _infinities(source: str) -> str:
-    """CUDA source in which infinities are bits.
+    """CUDA source in which infinities are bits, without the header of their names.
 
-    >>> _infinities("max(x, -CUDART_INF_F)")
+    >>> _infinities("#include <math_constants.h>\\nmax(x, -CUDART_INF_F)")
     'max(x, -__uint_as_float(0x7f800000u))'
     """
+    source = source.replace("#include <math_constants.h>\n", "")
     return re.sub(r"\b(?:CUDART_INF(?:_F)?|inff)\b", lambda match: _INFINITIES[match.group()], source)
 
 

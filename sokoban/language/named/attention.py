@@ -115,7 +115,7 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
 
     def logits(self) -> str:
         """The statements of the scaled and masked products of queries and keys."""
-        row, seen = self.axes[0], self._seen()
+        row, seen = self.axes[0], self.seen()
         cell = f"{row},{self.key_axes}"
         scaled = f"Scores[{cell}] * {self.factor!r}"
         return (
@@ -157,7 +157,7 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
         parts += [f"w{self.window}"] if self.window else []
         return parts + ([f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else [])
 
-    def _seen(self) -> str:
+    def seen(self) -> str:
         """Condition under which query i sees a key, both counted from 0; empty where each sees all that there are."""
         last, pages = self.key_count - self.queries, self.pages
         key = "j" if pages is None else f"{pages.tokens}*p + s"

@@ -108,7 +108,7 @@ def test_a_page_tells_why() -> None:
     programs = find_programs(form, A100, 3)
     page = explain(programs, 1, programs.ranked(3))
     for line in (
-        "two runs agree to the bit", "different blocks make them", "heads that share keys are rows of one product",
+        "two runs agree to the bit", "different blocks make them", "heads that share keys are walked head by head",
         "the mask leaves 50 % of all pairs", "as many gradients of them", "% of the peak of mma_16x8x16",
     ):  # fmt: skip
         assert line in " ".join(page.split())

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
-from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
+from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention import (
@@ -26,12 +26,23 @@ from sokoban.model.gpu.kinds.attention import (
     starting_registers,
 )
 from sokoban.schedule.attention import FRAGMENT_DEPTH, FRAGMENT_ROWS, GROUP_WARPS, LANES, PIECE_BYTES, padded
-from sokoban.schedule.attention_gradient import QUERY_NUMBERS, GradientFloats, GradientSchedule, gradient_shared_bytes
+from sokoban.schedule.attention_gradient import (
+    QUERY_NUMBERS,
+    GradientFloats,
+    GradientSchedule,
+    gradient_shared_bytes,
+    slope_shared_bytes,
+)
 
 #: Instructions per logit where warp groups multiply, besides those of products, as the compiled loops have them: one
 #: that scales it, two for its gradient, half a conversion each for the gradient and, of keys, the probability, and of
 #: keys half a load of a query's two numbers. And per product: itself, its descriptors, and the rest of a step.
 GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS, GROUP_PRODUCT_INSTRUCTIONS = 3.5, 4.5, 5.7
+#: Instructions per slope that is written: compiled loops have 2.0 to 2.4 more with slopes than without (an exchange,
+#: three choices, a store and its guard for four of them).
+SLOPE_INSTRUCTIONS = 2.2
+#: Registers of a thread of a product of slopes besides its sums and fragments, as the compiled kernels have them.
+SLOPE_OTHER_REGISTERS = 40
 #: Floats of a piece.
 _PIECE = PIECE_BYTES // 4
 
@@ -46,6 +57,58 @@ def estimate_gradient(
     registers = registers or starting_registers(gradient_registers(kernel, schedule), schedule, device)
     resources = Resources(schedule.threads, registers, gradient_shared_bytes(kernel, schedule))
     return estimate_blocks(_work(kernel, schedule), resources, device)
+
+
+def estimate_slopes(
+    kernel: SlopeProduct, schedule: GradientSchedule, device: DeviceSpec, registers: int | None = None
+) -> Estimate:
+    """The predicted time of a product of slopes and keys; it takes infinite time where no block fits."""
+    registers = registers or slope_registers(kernel, schedule)
+    resources = Resources(schedule.threads, registers, slope_shared_bytes(kernel, schedule))
+    return estimate_blocks(_slope_work(kernel, schedule), resources, device)
+
+
+def slope_registers(kernel: SlopeProduct, schedule: GradientSchedule) -> int:
+    """Registers that a thread needs: sums, and fragments of both factors."""
+    fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
+    return fragments * (padded(kernel.attention.head_dim) // 2 + 4) + 4 + SLOPE_OTHER_REGISTERS
+
+
+def slope_walks(kernel: SlopeProduct, schedule: GradientSchedule) -> Walks:
+    """Number of tiles of keys that the blocks walk."""
+    return range_walks(kernel.block_range, schedule.rows, schedule.step)
+
+
+def _slope_work(kernel: SlopeProduct, schedule: GradientSchedule) -> BlockWork:
+    """Work of the blocks of a product of slopes and keys. Slopes have no other block to read them again."""
+    attention, rows, step = kernel.attention, schedule.rows, schedule.step
+    depth, element = padded(attention.head_dim), DTYPE_BYTES[attention.dtype]
+    walk, blocks = slope_walks(kernel, schedule), schedule.blocks(kernel)
+    slope_bytes = min(walk.mean * step * rows * blocks, kernel.problems * kernel.rows * attention.key_count) * element
+    fragments = rows // schedule.warps // FRAGMENT_ROWS
+    # A load of 16 by 16 elements for a fragment of either factor, two products of each pair, 16 bytes a copy.
+    loads = (depth / FRAGMENT_DEPTH / fragments + 1) * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
+    products = depth / FRAGMENT_DEPTH * 2 * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
+    copies = (rows + depth) * element / PIECE_BYTES / rows
+    output = float(kernel.output.size_bytes)
+    return BlockWork(
+        dtype=attention.dtype,
+        schedule=schedule,
+        blocks=blocks,
+        row_blocks=schedule.row_blocks(kernel),
+        problems=kernel.problems,
+        slices=1,
+        products=depth,
+        loads_per_product=0.0,
+        exponentials=loads + products + copies,
+        special=0.0,
+        port_bytes=element * step * (schedule.warps * depth + rows + rows + depth),
+        step_bytes=step * (rows + attention.head_dim) * element,
+        once_bytes=output,
+        walked_bytes=float(kernel.inputs[1].size_bytes),
+        own_bytes=slope_bytes + output,
+        walk=walk,
+    )
 
 
 def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
@@ -75,9 +138,9 @@ def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) 
     >>> gradient_walks(kernel, GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.FMA))
     Walks(mean=2.5, longest=4.0, edges=1.0)
     """
-    if not (schedule.instruction.is_by_groups and kernel.is_of_keys):
+    if schedule.instruction is Instruction.FMA or not kernel.is_of_keys:
         return range_walks(kernel.block_range, schedule.rows, schedule.step)
-    # Warp groups walk the queries of every head of a group by themselves.
+    # Matrix instructions walk the queries of every head of a group by themselves.
     one = range_walks(replace(kernel.block_range, group=1), schedule.rows, schedule.step)
     return Walks(one.mean * kernel.group, one.longest * kernel.group, one.edges * kernel.group)
 
@@ -110,6 +173,9 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
     row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
     row += kernel.is_of_keys * QUERY_NUMBERS * DTYPE_BYTES["float32"]
     output = float(kernel.output.size_bytes)
+    # Slopes leave during the walk.
+    row += kernel.writes_slopes * schedule.rows * DTYPE_BYTES[attention.dtype]
+    ends = output * (attention.head_dim + attention.value_size) / attention.row_size if kernel.is_of_keys else output
     return BlockWork(
         dtype=attention.dtype,
         schedule=schedule,
@@ -119,10 +185,10 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         slices=1,
         products=dots + results / shares,
         loads_per_product=_loads_per_product(schedule, dots, results),
-        exponentials=_instructions(kernel, schedule, depth, width),
+        exponentials=_instructions(kernel, schedule, depth, width) + SLOPE_INSTRUCTIONS * kernel.writes_slopes,
         port_bytes=_port_bytes(kernel, schedule, dots, results / shares),
         step_bytes=schedule.step * row,
-        once_bytes=block_side * shares + output,
+        once_bytes=block_side * shares + ends,
         walked_bytes=walked,
         own_bytes=block_side + output,
         walk=gradient_walks(kernel, schedule),
@@ -162,4 +228,5 @@ def _port_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule, dot
         return broadcast + 4.0 * (read + schedule.step * (depth + width) + 2 * schedule.rows * weights)
     readers = schedule.warps // GROUP_WARPS if schedule.instruction.is_by_groups else schedule.warps
     read = readers * schedule.step * (dots + results) + schedule.rows * dots
-    return DTYPE_BYTES[kernel.attention.dtype] * (read + schedule.step * (depth + width))
+    slopes = kernel.writes_slopes * schedule.rows * schedule.step
+    return DTYPE_BYTES[kernel.attention.dtype] * (read + schedule.step * (depth + width) + slopes)

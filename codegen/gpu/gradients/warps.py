@@ -10,7 +10,7 @@ additions).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
 from codegen.gpu.walks.bounds import named
@@ -92,7 +92,7 @@ def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: st
     return f"""\
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
 {constants(kernel, schedule)}
-{_PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
+{PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
   // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
   auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
 {declared}
@@ -101,6 +101,8 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
   const int value_buffers = key_buffers + STAGES * STEP * KEY_PITCH;
 {_copies(kernel, schedule)}
 {_numbers(kernel)}
+{_step_copies(kernel)}
+{cleared_slopes("thread", "THREADS", "share == 0") if kernel.writes_slopes else ""}
 {_walk(kernel, schedule, product, pair)}
 {stores(kernel, schedule, pair)}
 }}
@@ -120,7 +122,7 @@ def constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> st
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
         "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
         "ROW_BLOCKS": schedule.row_blocks(kernel), "SHARES": schedule.shares, "AHEAD": kernel.ahead,
-        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
+        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size, "ROW_ALL": attention.row_size,
     }  # fmt: skip
     # Logits are taken as powers of two, whose exponentials take one instruction.
     twos = 1 / math.log(2)
@@ -138,23 +140,33 @@ PLACE_OF_QUERIES = f"""\
   const int first_step = {named(KEYS_OF_QUERIES[0], "first_query", " / STEP")};
   const int steps = (end + STEP - 1) / STEP - first_step;"""
 
-#: Which keys a block has, and which queries see them. The first keys are seen by most, and start first.
-_PLACE_OF_KEYS = f"""\
+_BEGIN, _END = (replace(bound, scale="") for bound in QUERIES_OF_KEYS)
+
+#: Which keys a block has, and which queries of every head of a group see them. The first keys are seen by most, and
+#: start first.
+PLACE_OF_KEYS = f"""\
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int share = blockIdx.x / ROW_BLOCKS % SHARES, problem = blockIdx.x / (ROW_BLOCKS * SHARES);
   const int first_row = blockIdx.x % ROW_BLOCKS * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
-  const int begin = {named(QUERIES_OF_KEYS[0], "first_row")};
-  const int end = {named(QUERIES_OF_KEYS[1], "last_row")};
-  const int first_step = begin / STEP, steps = (end + STEP - 1) / STEP - first_step;"""
+  const int begin = {named(_BEGIN, "first_row")};
+  const int end = {named(replace(_END, otherwise="QUERIES_ALL"), "last_row")};
+  const int first_step = begin / STEP, head_steps = max((end + STEP - 1) / STEP - first_step, 0);
+  const int steps = GROUP * head_steps;"""
+
+#: The first query of a step, and its head where several share keys.
+FIRST_QUERY = "const int first_walked = (first_step + (GROUP == 1 ? number : number % head_steps)) * STEP;"
+HEAD = "const int head = GROUP == 1 ? 0 : number / head_steps;"
 
 
 def _copies(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
     """Copies of tiles to shared memory."""
-    attention = kernel.attention
+    attention, walked_bound = kernel.attention, "QUERIES_ALL" if kernel.is_of_keys else "KEYS_ALL"
     tiles = []
     for is_walked in (False, True):
         rows = schedule.step if is_walked else schedule.rows
-        all_rows = kernel.walked_rows if is_walked else kernel.rows
+        all_rows = kernel.rows
+        if is_walked:  # queries head by head
+            all_rows = attention.queries if kernel.is_of_keys else attention.key_count
         for kind, width, full, pitch in (
             ("keys", attention.head_dim, "DEPTH", "KEY_PITCH"), ("values", attention.value_size, "WIDTH", "VALUE_PITCH")
         ):  # fmt: skip
@@ -165,8 +177,8 @@ def _copies(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
                 StagedTile(
                     tensor=f"{'walked' if is_walked else 'own'}_{kind}", width=width, full=full, rows=rows, pitch=pitch,
                     start=start, first="step * STEP" if is_walked else "first_row",
-                    bound="WALKED_ALL" if is_walked else "ROWS_ALL", is_bounded=all_rows % rows != 0,
-                    is_walked=is_walked, is_grouped=kernel.group > 1 and is_walked == kernel.is_of_keys,
+                    bound=walked_bound if is_walked else "ROWS_ALL", is_bounded=all_rows % rows != 0,
+                    is_walked=is_walked, is_grouped=kernel.group > 1 and not is_walked and not kernel.is_of_keys,
                 )
             )  # fmt: skip
     return "\n".join(tile.copy(schedule.threads) for tile in tiles)
@@ -175,17 +187,37 @@ def _copies(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
 def _numbers(kernel: AttentionGradientKernel) -> str:
     """The two numbers of every query: of a block's own in registers, of those it walks a step ahead of their use."""
     if kernel.is_of_keys:
-        return """\
+        return f"""\
   const float *sums_ptr = L_ptr + (long long)problem * QUERY_ROWS, *dots_ptr = D_ptr + (long long)problem * QUERY_ROWS;
   float next_sum = 0.0f, next_dot = 0.0f;
-  auto fetch_numbers = [&](int step) {
-    const int row = step * STEP + thread;
-    if (thread < STEP && row < WALKED_ALL) {
-      next_sum = sums_ptr[place_of(row)] * TWOS;
-      next_dot = dots_ptr[place_of(row)];
-    }
-  };"""
+  auto fetch_numbers = [&](int number) {{
+    {FIRST_QUERY}
+    {HEAD}
+    const int query = first_walked + thread;
+    if (thread < STEP && query < QUERIES_ALL) {{
+      next_sum = sums_ptr[head * QUERIES_ALL + query] * TWOS;
+      next_dot = dots_ptr[head * QUERIES_ALL + query];
+    }}
+  }};"""
     return OWN_NUMBERS
+
+
+def _step_copies(kernel: AttentionGradientKernel) -> str:
+    """The copies of a step, queries head by head."""
+    place = "const int step = first_step + number;"
+    if kernel.is_of_keys and kernel.group > 1:
+        place = f"""\
+{HEAD}
+    const int step = first_step + number % head_steps;
+    walked_keys = Q_ptr + ((long long)problem * GROUP + head) * QUERIES_ALL * HEAD_DIM;
+    walked_values = dY_ptr + ((long long)problem * GROUP + head) * QUERIES_ALL * VALUE_DIM;"""
+    return f"""\
+  auto copy_step = [&](int number, int buffer) {{
+    {place}
+    copy_walked_keys(step, buffer);
+    copy_walked_values(step, buffer);
+    copy_async_commit();
+  }};"""
 
 
 #: The two numbers of every query of a block, in registers of the threads that have its row.
@@ -219,7 +251,11 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
     float wanted[FRAGMENTS][STEP / 8][4];
 {wanted}
 {each_logit(f"{slope} = {logit} * ({slope} - {dot});")}"""
+    if kernel.writes_slopes:
+        low, high = (pair_of("wanted", pair, more) for more in ("", " + 1"))
+        slopes += f"\n{slope_stores(low, high)}"
     next_copies = _next_copies("1 - buffer" if schedule.stages > 1 else "0", waits=schedule.stages == 1)
+    first = FIRST_QUERY if of_keys else "const int first_walked = (first_step + number) * STEP;"
     return f"""\
   // Where this lane finds rows of fragments: of the block's own tiles, of two tiles of eight walked rows, of columns.
   const int own_key_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
@@ -232,20 +268,18 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
   if (steps > 0) {{
     copy_own_keys();
     copy_own_values();
-    copy_walked_keys(first_step, 0);
-    copy_walked_values(first_step, 0);
-    copy_async_commit();
-{"    fetch_numbers(first_step);" if of_keys else ""}
+    copy_step(0, 0);
+{"    fetch_numbers(0);" if of_keys else ""}
   }}
   for (int number = 0; number < steps; ++number) {{
-    const int step = first_step + number, first_walked = step * STEP, buffer = number % STAGES;
-    const int keys_now = key_buffers + buffer * STEP * KEY_PITCH;
+    {first}
+    const int buffer = number % STAGES, keys_now = key_buffers + buffer * STEP * KEY_PITCH;
     const int values_now = value_buffers + buffer * STEP * VALUE_PITCH;
 {_arrived_numbers(number_place(kernel, schedule)) if of_keys else ""}
     copy_async_wait_0();
     __syncthreads();
 {next_copies if schedule.stages > 1 else ""}
-{"    if (number + 1 < steps) fetch_numbers(step + 1);" if of_keys else ""}
+{"    if (number + 1 < steps) fetch_numbers(number + 1);" if of_keys else ""}
     float logits[FRAGMENTS][STEP / 8][4];
 {logits}
 {each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));")}
@@ -260,9 +294,7 @@ def _next_copies(buffer: str, *, waits: bool) -> str:
     wait = "      __syncthreads();\n" if waits else ""
     return f"""\
     if (number + 1 < steps) {{
-{wait}      copy_walked_keys(step + 1, {buffer});
-      copy_walked_values(step + 1, {buffer});
-      copy_async_commit();
+{wait}      copy_step(number + 1, {buffer});
     }}"""
 
 
@@ -297,28 +329,80 @@ def each_logit(statement: str) -> str:
           for (int j = 0; j < 2; ++j) {statement}"""
 
 
-def mask_of_keys(group: str = "GROUP", end: str = "WALKED_ALL") -> str:
+def mask_of_keys() -> str:
     """No probability for pairs that are not seen, where a step has any; a column of fragments is its lane's place among
-    four. ``group`` rows that are walked are one query of several heads, and ``end`` is the name of all of them."""
-    return f"""\
-    if (first_walked + STEP > {end} || (CAUSAL && first_walked / {group} + AHEAD < last_row) ||
-        (WINDOW && first_row <= (first_walked + STEP - 1) / {group} + AHEAD - WINDOW)) {{
+    four."""
+    return """\
+    if (first_walked + STEP > QUERIES_ALL || (CAUSAL && first_walked + AHEAD < last_row) ||
+        (WINDOW && first_row <= first_walked + STEP - 1 + AHEAD - WINDOW)) {
 #pragma unroll
       for (int n = 0; n < STEP / 8; ++n)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {{
-          const int row = first_walked + n * 8 + lane % 4 * 2 + j, query = row / {group};
-          const int keys_end = row >= {end} ? 0 : CAUSAL ? query + AHEAD + 1 : KEYS_ALL;
+        for (int j = 0; j < 2; ++j) {
+          const int query = first_walked + n * 8 + lane % 4 * 2 + j;
+          const int keys_end = query >= QUERIES_ALL ? 0 : CAUSAL ? query + AHEAD + 1 : KEYS_ALL;
           const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
 #pragma unroll
           for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {{
+            for (int i = 0; i < 2; ++i) {
               const int key = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
               if (key >= keys_end || key < keys_begin) logits[m][n][2 * i + j] = 0.0f;
-            }}
+            }
+        }
+    }"""
+
+
+def pair_of(slopes: str, pair: str, more: str) -> str:
+    """Two slopes of a row in one word: of columns ``n``, or of ``n + 1``."""
+    low, high = (f"{slopes}[m][n{more}][2 * i{next_one}]" for next_one in ("", " + 1"))
+    return f"{pair}({low}, {high})"
+
+
+def slope_stores(low: str, high: str) -> str:
+    """Stores of a step's slopes, behind dK and dV of their keys: four elements a lane, 16 of a row by lanes in a row.
+
+    Args:
+        low, high: what a lane has of row ``i`` in columns ``n`` and ``n + 1`` of fragment ``m``.
+    """
+    return f"""\
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {{
+        const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+        unsigned short* slope_row = dKVS_ptr + ((long long)problem * ROWS_ALL + row) * ROW_ALL + HEAD_DIM + VALUE_DIM;
+        if (GROUP > 1) slope_row += number / head_steps * QUERIES_ALL;
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n += 2) {{
+          // Of two lanes the first one gets columns n of both, the second one columns n + 1.
+          const unsigned low = {low}, high = {high};
+          const unsigned got = __shfl_xor_sync(0xffffffffu, lane % 2 ? low : high, 1);
+          const int column = first_walked + (n + lane % 2) * 8 + lane % 4 / 2 * 4;
+          if (row < ROWS_ALL && column < QUERIES_ALL)
+            *(uint2*)(slope_row + column) = lane % 2 ? make_uint2(got, high) : make_uint2(low, got);
         }}
-    }}"""
+      }}"""
+
+
+def cleared_slopes(thread: str, threads: str, condition: str) -> str:
+    """Zeros for the slopes of queries that no step of a block has, by ``threads`` threads.
+
+    Args:
+        thread: number of a thread among them.
+        condition: which blocks do it.
+    """
+    return f"""  if ((CAUSAL || WINDOW) && {condition}) {{
+    const int walk_begin = min(first_step * STEP, QUERIES_ALL);
+    const int walk_end = min(walk_begin + head_steps * STEP, QUERIES_ALL);
+    const int before = walk_begin / 8, pieces = before + (QUERIES_ALL - walk_end) / 8;
+    for (int at = {thread}; at < min(ROWS, ROWS_ALL - first_row) * GROUP * pieces; at += {threads}) {{
+      const int piece = at % pieces, row = at / pieces / GROUP, head = at / pieces % GROUP;
+      const int column = piece < before ? piece * 8 : walk_end + (piece - before) * 8;
+      unsigned short* slope_row = dKVS_ptr + ((long long)problem * ROWS_ALL + first_row + row) * ROW_ALL;
+      *(uint4*)(slope_row + HEAD_DIM + VALUE_DIM + head * QUERIES_ALL + column) = make_uint4(0, 0, 0, 0);
+    }}
+  }}"""
 
 
 def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, product: str, pair: str) -> str:
@@ -339,7 +423,7 @@ def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, produ
 def stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
     """Stores of the results: a pair of elements a lane."""
     results = results_of(kernel)
-    total = sum(result.size for result in results)
+    total = kernel.attention.row_size if kernel.is_of_keys else kernel.attention.head_dim
     place = "row" if kernel.is_of_keys else "place_of(row)"
     stores: list[str] = []
     for result in results:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from codegen.gpu.gradients import groups
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import specific_architecture
-from codegen.gpu.walks import gradient_groups
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
@@ -73,14 +73,14 @@ def test_results_are_those_of_float64(schedule: GradientSchedule, changes: dict[
 def test_a_text_without_one_of_what_orders_copies_and_products_is_noticed(
     monkeypatch: pytest.MonkeyPatch, of: str, line: str, problem: str
 ) -> None:
-    written = gradient_groups._text
+    written = groups._text
 
     def without(*arguments: Any) -> str:
         text = written(*arguments)
         assert line in text
         return text.replace(line, "", 1)
 
-    monkeypatch.setattr(gradient_groups, "_text", without)
+    monkeypatch.setattr(groups, "_text", without)
     result = checked(by_groups(), of=of, queries=64)
     assert not result.passed and problem in result.reason
 

@@ -49,10 +49,10 @@ def test_different_blocks_make_keys_and_values(stages: int) -> None:
 
 @pytest.mark.usefixtures("emulator")
 def test_numbers_that_are_not_waited_for_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from codegen.gpu.walks import gradient_warps
+    from codegen.gpu.gradients import warps
 
-    written = gradient_warps._walk
-    monkeypatch.setattr(gradient_warps, "_walk", lambda *a: written(*a).replace("    __syncthreads();\n", "", 1))
+    written = warps._walk
+    monkeypatch.setattr(warps, "_walk", lambda *a: written(*a).replace("    __syncthreads();\n", "", 1))
     assert not checked(by_matrices(stages=2), of="keys", queries=64).passed
 
 

@@ -12,21 +12,23 @@ are walked head by head.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
-from codegen.gpu.walks.attention_warps import PRODUCTS
-from codegen.gpu.walks.bounds import named
-from codegen.gpu.walks.fragments import cleared, unseen_keys
-from codegen.gpu.walks.gradient_warps import (
+from codegen.gpu.gradients.warps import (
+    FIRST_QUERY,
+    HEAD,
     OWN_NUMBERS,
+    PLACE_OF_KEYS,
     PLACE_OF_QUERIES,
+    cleared_slopes,
     constants,
     each_logit,
     mask_of_keys,
     results_of,
+    slope_stores,
     stores,
 )
+from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
+from codegen.gpu.walks.attention_warps import PRODUCTS
+from codegen.gpu.walks.fragments import cleared, unseen_keys
 from codegen.gpu.walks.group_functions import BESIDE, behind_name, done_name
 from codegen.gpu.walks.group_products import GROUP, factors_of, product_of_columns, product_of_rows
 from codegen.gpu.walks.staged_tiles import StagedTile
@@ -35,7 +37,6 @@ from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
-from sokoban.kernel.block_range import QUERIES_OF_KEYS
 from sokoban.language.expression import Tensor
 from sokoban.schedule.attention import GROUP_WARPS, LANES, padded
 from sokoban.schedule.attention_gradient import (
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
   // Barriers: of the block's own tiles, then two of every buffer.
   constexpr int OWN_FULL = {barriers}, STEP_FULL = OWN_FULL + {GRADIENT_BARRIERS_BYTES}, STEP_EMPTY = STEP_FULL + 8;
   extern __shared__ __align__({ATOM_BYTES}) char shared[];
-{_PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
+{PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
   // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
   auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
   if (thread == 0) {{
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
     {fewer}
     if ({"warp == WARPS" if of_keys else "thread == THREADS"}) {{
 {_copies(kernel)}
-    }}
+    }}{_cleared(kernel)}
   }} else {{
     {more}
     {GROUP}
@@ -134,6 +135,15 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
 """
 
 
+def _cleared(kernel: AttentionGradientKernel) -> str:
+    """Zeros for slopes of queries that are not walked, by the warps of the group that copies which have nothing else to
+    do."""
+    if not kernel.writes_slopes:
+        return ""
+    idle = cleared_slopes(f"thread - THREADS - {LANES}", str((GROUP_WARPS - 1) * LANES), "true")
+    return f" else {{\n{idle}\n    }}"
+
+
 def _parameters(kernel: AttentionGradientKernel) -> str:
     """Parameters: tensor maps of what is walked, pointers to everything else."""
     walked, inputs = _walked(kernel), _inputs(kernel)
@@ -143,24 +153,6 @@ def _parameters(kernel: AttentionGradientKernel) -> str:
         pointer = f"const {element}* __restrict__ {name}_ptr"
         texts.append(f"const __grid_constant__ TensorMap {name}_map" if name in walked else pointer)
     return ",\n    ".join([*texts, f"unsigned short* __restrict__ {kernel.parameters[-1]}_ptr"])
-
-
-_BEGIN, _END = (replace(bound, scale="") for bound in QUERIES_OF_KEYS)
-
-#: Which keys a block has, and which queries of every head of a group see them. The first keys are seen by most, and
-#: start first.
-_PLACE_OF_KEYS = f"""\
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int problem = blockIdx.x / ROW_BLOCKS;
-  const int first_row = blockIdx.x % ROW_BLOCKS * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
-  const int begin = {named(_BEGIN, "first_row")};
-  const int end = {named(replace(_END, otherwise="QUERIES_ALL"), "last_row")};
-  const int first_step = begin / STEP, head_steps = max((end + STEP - 1) / STEP - first_step, 0);
-  const int steps = GROUP * head_steps;"""
-
-#: The first query of a step, and its head where several share keys.
-_FIRST_QUERY = "const int first_walked = (first_step + (GROUP == 1 ? number : number % head_steps)) * STEP;"
-_HEAD = "const int head = GROUP == 1 ? 0 : number / head_steps;"
 
 
 def _copies(kernel: AttentionGradientKernel) -> str:
@@ -181,7 +173,7 @@ def _copies(kernel: AttentionGradientKernel) -> str:
             copies.append(f"copy_tile(shared, {to}, &{name}_map, {full},\n                    {at});")
     indent = "          " if of_keys else "        "
     text = "\n".join(f"{indent}{copy}" for copy in copies)
-    place = _FIRST_QUERY if of_keys else "const int first_walked = (first_step + number) * STEP;"
+    place = FIRST_QUERY if of_keys else "const int first_walked = (first_step + number) * STEP;"
     return f"""\
 #pragma unroll 1
       for (int number = 0; number < steps; ++number) {{
@@ -195,7 +187,7 @@ def _copies(kernel: AttentionGradientKernel) -> str:
 def _with_numbers(copies: str, full: str) -> str:
     """The two numbers of every query of a step, by the warp whose first thread copies."""
     return f"""\
-        {_HEAD}
+        {HEAD}
         if (lane == 0) {{
 {copies}
         }}
@@ -346,7 +338,7 @@ def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, 
     return f"""\
 #pragma unroll 1
     for (int number = 0; number < steps; ++number) {{
-      {_FIRST_QUERY}
+      {FIRST_QUERY}
       const float* numbers = (const float*)(shared + NUMBERS) + number % STAGES * 2 * STEP;
       {_full("number")}
       warp_group_arrive();
@@ -354,7 +346,7 @@ def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, 
 {_dots(kernel, schedule, "wanted", "number")}
       {done_name(1, step)}(logits[0][0]);
       {_empty("number > 0 && lane == 0", "(number - 1)")}
-{_probabilities(f"numbers[{column}]", mask_of_keys("1", "QUERIES_ALL"))}
+{_probabilities(f"numbers[{column}]", mask_of_keys())}
 {factors_of("logits", "weights", pair, "STEP")}
       warp_group_arrive();
 {values}
@@ -362,6 +354,7 @@ def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, 
 {slopes}
       warp_group_arrive();
 {_key_sums(kernel, "number")}
+{slope_stores("slopes[n / 2][i]", "slopes[n / 2][2 + i]") if kernel.writes_slopes else ""}
     }}
     {done_name(0, padded(attention.head_dim))}(key_sums[0][0]);
     {behind_name(padded(attention.value_size))}(value_sums[0][0]);"""
