@@ -47,6 +47,9 @@ def attention_gradient(chance: random.Random) -> Data:
         "keys": queries + chance.choice((0, 0, 33)), "head_dim": chance.choice((16, 32, 64, 128)),
         "causal": chance.random() < 0.6, "dtype": chance.choice(_FLOATS),
     }  # fmt: skip
+    if chance.random() < 0.4:
+        data |= {"slopes": True, "queries": queries // 8 * 8 or 8, "dtype": chance.choice(_FLOATS[:2])}
+        data["keys"] = max(data["keys"], data["queries"])
     return _with_options(chance, data)
 
 

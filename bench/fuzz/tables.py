@@ -84,6 +84,7 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "gradients.warps": _ATTENTION | {"reads float16", "reads bfloat16"},
     "gradients.groups": _ATTENTION | {"reads float16", "reads bfloat16"},
     "gradients.multiply_adds": _ATTENTION | set(_ANY_FLOAT),
+    "gradients.slopes": _ATTENTION | {"reads float16", "reads bfloat16"},
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.

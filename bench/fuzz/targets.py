@@ -25,7 +25,8 @@ FRAMES: Mapping[str, tuple[str, ...]] = {
     "cpu.tiles": ("contraction", "reduction"),
     "cpu.rows": ("reduction", "rows"), "walks.attention_groups": ("attention",), "walks.slices": ("attention",),
     "gradients.warps": ("attention_gradient",), "gradients.groups": ("attention_gradient",),
-    "gradients.multiply_adds": ("attention_gradient",), "cpu.walks": ("lines",),
+    "gradients.multiply_adds": ("attention_gradient",), "gradients.slopes": ("attention_gradient",),
+    "cpu.walks": ("lines",),
     "winograd": (NAMED,), "flat-image": (NAMED,), "ranks": (NAMED,), "scatters": (NAMED,), "cpu.scatters": (NAMED,),
 }  # fmt: skip
 

@@ -23,8 +23,9 @@ PAGES, MORE_PAGES = (1, 5, 8, 16, 16, 32, 64, 128), 3
 def drawn(
     count: int, seed: int, dtypes: tuple[str, ...], gradients: bool = False, pages: bool = False, lengths: bool = False
 ) -> list[dict[str, Any]]:
-    """``count`` operators as ``roller compile`` reads them; ``gradients`` of queries and of keys in turns, or keys and
-    values in ``pages``, or of sequences with ``lengths`` of their own, or both.
+    """``count`` operators as ``roller compile`` reads them; ``gradients`` of queries and of keys in turns, some with
+    slopes where those of 16 bits fill whole pieces, or keys and values in ``pages``, or of sequences with ``lengths``
+    of their own, or both.
 
     >>> [each["head_dim"] in HEAD_DIMS for each in drawn(2, 0, ("float16",))]
     [True, True]
@@ -41,7 +42,9 @@ def drawn(
         return operators
     subjects = ("queries", "keys")
     return [
-        operator | {"op": "attention_gradient", "of": subjects[number // len(dtypes) % 2]}
+        operator
+        | {"op": "attention_gradient", "of": subjects[number // len(dtypes) % 2]}
+        | ({"slopes": True} if number % 3 and operator["queries"] % 8 == 0 and "float32" not in dtypes else {})
         for number, operator in enumerate(operators)
     ]
 

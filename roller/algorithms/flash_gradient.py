@@ -133,8 +133,7 @@ def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpe
     tiles = multiply_add_tiles(GradientSchedule)
     if has_matrix_instructions(dtype, device):
         tiles = matrix_tiles(GradientSchedule, (1, 2) if of_keys else (1,))
-    is_product = attention.slopes and not of_keys
-    candidates: Iterator[GradientSchedule] = (each for each in tiles if is_product or each.step <= each.warps * LANES)
+    candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
     if device.warp_group_instruction(dtype) is not None and isinstance(kernel, AttentionGradientKernel):
         groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device)
         candidates = chain(groups, candidates)

@@ -51,7 +51,8 @@ _KINDS: Mapping[int, tuple[tuple[type[_Recognised], dict[str, Any]], ...]] = {
     4: tuple((Attention, keys) for keys in (*_PAGED, _LENGTHS[0])),
     5: ((Attention, _LENGTHS[1]),),
     6: (
-        (AttentionGradient, {"of": "queries"}), (AttentionGradient, {"of": "keys"}),
+        (AttentionGradient, {"of": "queries"}),
+        (AttentionGradient, {"of": "keys"}),
         (AttentionGradient, {"of": "keys", "slopes": True}),
     ),
 }

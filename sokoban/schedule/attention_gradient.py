@@ -37,15 +37,17 @@ class GradientSchedule(RowTiles):
 
     def misfit(self, problem: AttentionGradientKernel | SlopeProduct) -> str | None:
         """Why no lowering makes a kernel of it for a gradient; None where one does."""
-        attention, is_scalar = problem.attention, self.instruction is Instruction.FMA
+        attention = problem.attention
         if not attention.slopes:
             return None
         if attention.queries % SLOPE_PIECE:
             return f"slopes of {attention.queries} queries are no multiple of {SLOPE_PIECE}"
-        if is_scalar or (attention.of == "queries" and (self.instruction.is_by_groups or self.shares > 1)):
-            return (
-                f"{self.instruction} makes no product of slopes" if not is_scalar else "slopes need matrix instructions"
-            )
+        if self.instruction is Instruction.FMA:
+            return "slopes need matrix instructions"
+        if attention.of == "queries" and self.shares > 1:
+            return f"{self.shares} shares of a product of slopes, which has one result"
+        if attention.of == "queries" and self.instruction.is_by_groups:
+            return "warp groups make no product of slopes"
         return None
 
     def blocks(self, kernel: AttentionGradientKernel | SlopeProduct) -> int:

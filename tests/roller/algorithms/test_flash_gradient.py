@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -81,8 +82,12 @@ def test_masks_save_what_they_leave_out_and_wide_heads_are_shared() -> None:
         ({"queries": 333, "of": "queries", "head_dim": 256}, A100),
         ({"dtype": "bfloat16", "head_dim": 80, "kv_heads": 4, "window": 50}, H100),
         ({"dtype": "float32", "head_dim": 64, "keys": 2500}, V100),
+        ({"slopes": True, "kv_heads": 8, "queries": 1000}, A100),
+        ({"slopes": True, "kv_heads": 8, "queries": 1000, "of": "queries"}, A100),
+        ({"slopes": True, "dtype": "bfloat16", "window": 200}, H100),
+        ({"slopes": True, "dtype": "bfloat16", "window": 200, "of": "queries"}, H100),
     ],
-    ids=["odd length", "wide heads", "window", "float32"],
+    ids=["odd length", "wide heads", "window", "float32", "slopes", "product", "slopes of a window", "their product"],
 )
 def test_the_first_is_right(changes: dict[str, Any], device: DeviceSpec) -> None:
     check = programs(form_of(**changes), device, 1)[0].check()
@@ -114,11 +119,25 @@ def test_a_page_tells_why() -> None:
         assert line in " ".join(page.split())
 
 
+def test_slopes_cost_memory_and_save_two_products() -> None:
+    plain, sloped = ([best(form_of(of=of, slopes=flag))[1] for of in ("queries", "keys")] for flag in (False, True))
+    assert sloped[0] < 0.55 * plain[0] and plain[1] < sloped[1] < 1.1 * plain[1]
+    for of, line in (("keys", "slopes alone, 537 MB, pass"), ("queries", "one product that reads them once")):
+        found = find_programs(form_of(of=of, slopes=True), A100, 1)
+        assert line in " ".join(explain(found, 1, found.ranked(1)).split())
+
+
 def test_what_no_kernel_takes_is_refused() -> None:
+    with pytest.raises(InputError, match="slopes of 2044 are no multiple of 16 bytes; use a multiple of 8"):
+        programs(form_of(slopes=True, queries=2044))
+    with pytest.raises(InputError, match="slopes have no kernels of ours in float16 on v100"):
+        programs(form_of(slopes=True), V100)
     with pytest.raises(InputError, match="no kernels of ours for float64"):
         programs(form_of(dtype="float64"))
     with pytest.raises(InputError, match="rows of 36 elements are no multiple of 16 bytes"):
         programs(form_of(head_dim=36))
     schedule = GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.MMA_16X8X16)
+    with pytest.raises(InputError, match="2 shares of a product of slopes, which has one result; score"):
+        program_of(form_of(slopes=True, of="queries"), replace(schedule, shares=2), A100)
     with pytest.raises(InputError, match="no kernels of ours for epyc-7763"):
         program_of(form_of(), schedule, load_device("epyc-7763"))

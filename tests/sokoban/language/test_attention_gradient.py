@@ -26,8 +26,8 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def written(sizes: dict[str, Any], of: str) -> Any:
-    return operator_from_data({"op": "attention_gradient", "of": of, **sizes})
+def written(sizes: dict[str, Any], of: str, **options: Any) -> Any:
+    return operator_from_data({"op": "attention_gradient", "of": of, **sizes, **options})
 
 
 def saved(sizes: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
@@ -72,12 +72,36 @@ def test_values_are_differences_of_the_forward_pass(changes: dict[str, Any]) -> 
     assert np.allclose(both, np.concatenate([difference("K"), difference("V")], axis=3), atol=1e-8)
 
 
-@pytest.mark.parametrize("of", ["queries", "keys"])
+@pytest.mark.parametrize("changes", CASES, ids=["plain", "causal", "window", "one key head", "no scale"])
+def test_slopes_lie_behind_both_gradients_and_give_that_of_queries(changes: dict[str, Any]) -> None:
+    sizes = SIZES | changes
+    plain = written(sizes, "keys")
+    random = np.random.default_rng(5)
+    inputs = {tensor.name: random.normal(size=tensor.caller_shape) for tensor in plain.inputs}
+    both, all_three = (evaluate(each, inputs) for each in (plain, written(sizes, "keys", slopes=True)))
+    assert np.array_equal(all_three[..., :10], both)
+    group = 4 // sizes.get("kv_heads", 4)
+    slopes = all_three[..., 10:].reshape(2, 4 // group, 5, group, 3)  # b, g, j, h, i
+    i, j = np.arange(3), np.arange(5)[:, None, None]
+    hidden = (
+        (j > i + 2) | (j <= i + 2 - (sizes.get("window") or 9)) if sizes.get("causal") else np.zeros((5, 1, 3), bool)
+    )
+    assert not slopes[:, :, np.broadcast_to(hidden, (5, group, 3))].any()
+    assert slopes[:, :, ~np.broadcast_to(hidden, (5, group, 3))].all()
+    product = written(sizes, "queries", slopes=True)
+    assert [tensor.name for tensor in product.inputs] == ["dKVS", "K"]
+    # What stands in place of slopes that are zero is not read.
+    slopes[:, :, np.broadcast_to(hidden, (5, group, 3))] = np.nan
+    known = {"K": inputs["K"], "dKVS": np.concatenate([both, slopes.reshape(*both.shape[:3], -1)], axis=-1)}
+    assert np.allclose(evaluate(product, known), evaluate(written(sizes, "queries"), inputs))
+
+
+@pytest.mark.parametrize(("of", "slopes"), [("queries", False), ("keys", False), ("keys", True)])
 @pytest.mark.parametrize("changes", CASES)
-def test_an_expression_is_known_again(changes: dict[str, Any], of: str) -> None:
-    expr = written(SIZES | changes | {"dtype": "bfloat16"}, of)
+def test_an_expression_is_known_again(changes: dict[str, Any], of: str, slopes: bool) -> None:
+    expr = written(SIZES | changes | {"dtype": "bfloat16"}, of, slopes=slopes)
     found = recognised(expr.rewritten()).operator_as(AttentionGradient)
-    assert found is not None and isinstance(found, AttentionSizes)
+    assert found is not None and isinstance(found, AttentionSizes) and found.slopes == slopes
     assert (found.of, found.heads, found.key_heads, found.dtype) == (of, 4, changes.get("kv_heads", 4), "bfloat16")
     assert found.factor == pytest.approx(changes.get("scale", 0.5))
     assert (found.causal, found.window) == (changes.get("causal", False), changes.get("window", 0))
@@ -92,6 +116,10 @@ def test_forms_count_the_products_of_both_kernels() -> None:
     pairs = 2 * 4 * 3 * 5
     assert [form.flops for form in forms] == [2 * pairs * (4 + 6 + 4), 2 * pairs * 2 * (4 + 6)]
     assert gradient_flops(forms[0].attention_gradient) == forms[0].flops
+    sloped = [kernel_form(written(SIZES, of, slopes=True)) for of in ("queries", "keys")]
+    assert [form.flops for form in sloped] == [2 * pairs * 4, 2 * pairs * 2 * (4 + 6)]
+    # A product of slopes reads keys and slopes and writes dQ, in float32.
+    assert sloped[0].compulsory_bytes == 4 * (2 * 4 * 5 * 4 + pairs + 2 * 4 * 3 * 4)
 
 
 def test_what_follows_a_gradient_and_what_contradicts_itself_is_refused() -> None:

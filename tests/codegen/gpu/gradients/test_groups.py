@@ -45,6 +45,25 @@ def test_results_are_those_of_float64(schedule: GradientSchedule, changes: dict[
 
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [
+        (by_groups(), {}),
+        (by_groups(step=32), {"queries": 72, "keys": 100, "causal": True, "value_dim": 40}),
+        (by_groups(2), {"head_dim": 80, "dtype": "bfloat16", "queries": 152, "causal": True, "window": 20}),
+        (by_groups(), {"heads": 6, "kv_heads": 2, "b": 2, "queries": 32, "keys": 40, "causal": True, "scale": -0.3}),
+    ],
+    ids=["plain", "causal", "window", "causal groups"],
+)
+def test_slopes_are_written_whether_queries_see_keys_or_not(
+    schedule: GradientSchedule, changes: dict[str, Any]
+) -> None:
+    result = checked(schedule, of="keys", slopes=True, **changes)
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
     ("of", "line", "problem"),
     [
         ("keys", "__syncthreads();", "there is no barrier"),
@@ -87,14 +106,17 @@ def test_a_text_without_one_of_what_orders_copies_and_products_is_noticed(
 
 @pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize(
-    ("of", "head_dim", "step", "count"),
-    [("queries", 128, 96, 2), ("keys", 128, 48, 2), ("keys", 80, 64, 1)],
-)
+    ("of", "head_dim", "step", "count", "slopes"),
+    [
+        ("queries", 128, 96, 2, False), ("keys", 128, 48, 2, False), ("keys", 128, 48, 2, True),
+        ("keys", 80, 64, 1, False),
+    ],
+)  # fmt: skip
 def test_kernels_compile_without_spills_and_without_serial_products(
-    of: str, head_dim: int, step: int, count: int
+    of: str, head_dim: int, step: int, count: int, slopes: bool
 ) -> None:
     schedule = by_groups(count, step)
-    kernel = kernel_of(of=of, head_dim=head_dim, queries=4096, causal=True)
+    kernel = kernel_of(of=of, head_dim=head_dim, queries=4096, causal=True, slopes=slopes)
     architecture = specific_architecture(schedule, "sm_90")
     lowered = lower(LoweringRequest(kernel, schedule, "gradient", Target("cuda", architecture, 32)))
     compiled = compile_cuda(strip_prelude(lowered.text), architecture, name="gradient")

@@ -38,6 +38,27 @@ def test_results_are_those_of_float64(schedule: GradientSchedule, changes: dict[
 
 
 @pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [
+        (by_matrices(), {}),
+        (by_matrices(stages=2), {"causal": True, "queries": 32, "keys": 50}),
+        (by_matrices(rows=64, step=32, warps=2, stages=2), {"causal": True, "window": 9, "dtype": "bfloat16"}),
+        (by_matrices(rows=16, warps=1), {"heads": 6, "kv_heads": 2, "queries": 8, "keys": 40, "causal": True}),
+        (by_matrices(shares=2), {"head_dim": 24, "value_dim": 40, "b": 2, "heads": 2, "kv_heads": 1, "causal": True}),
+        (by_matrices(step=32, stages=2), {"heads": 4, "kv_heads": 1, "window": 3, "keys": 90, "causal": True}),
+    ],
+    ids=["plain", "causal", "window", "groups", "two shares", "window of groups"],
+)
+def test_slopes_are_written_whether_queries_see_keys_or_not(
+    schedule: GradientSchedule, changes: dict[str, Any]
+) -> None:
+    result = checked(schedule, of="keys", slopes=True, **changes)
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_different_blocks_make_keys_and_values(stages: int) -> None:
     result = checked(
@@ -58,16 +79,18 @@ def test_numbers_that_are_not_waited_for_are_noticed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize(
-    ("of", "head_dim", "schedule"),
+    ("of", "head_dim", "schedule", "slopes"),
     [
-        ("queries", 128, by_matrices(rows=64, step=64, warps=4)),
-        ("keys", 64, by_matrices(rows=64, step=64, warps=4)),
-        ("keys", 128, by_matrices(rows=64, step=64, warps=4)),
-        ("keys", 256, by_matrices(rows=64, step=32, warps=4, shares=2)),
+        ("queries", 128, by_matrices(rows=64, step=64, warps=4), False),
+        ("keys", 64, by_matrices(rows=64, step=64, warps=4), False),
+        ("keys", 64, by_matrices(rows=64, step=64, warps=4), True),
+        ("keys", 128, by_matrices(rows=64, step=64, warps=4), False),
+        ("keys", 128, by_matrices(rows=64, step=32, warps=4), True),
+        ("keys", 256, by_matrices(rows=64, step=32, warps=4, shares=2), False),
     ],
 )
-def test_kernels_compile_without_spills(of: str, head_dim: int, schedule: GradientSchedule) -> None:
-    kernel = kernel_of(of=of, head_dim=head_dim, queries=4096, causal=True)
+def test_kernels_compile_without_spills(of: str, head_dim: int, schedule: GradientSchedule, slopes: bool) -> None:
+    kernel = kernel_of(of=of, head_dim=head_dim, queries=4096, causal=True, slopes=slopes)
     request = LoweringRequest(kernel, schedule, "gradient", Target("cuda", "sm_80", 32))
     compiled = compile_cuda(strip_prelude(lower(request).text), "sm_80", name="gradient")
     counted = gradient_registers(kernel, schedule)
