@@ -3,7 +3,11 @@
 FlashAttention 2 walks the keys in one kernel and adds to the gradient of the queries atomically: five products, and
 results that differ from run to run. Two kernels that each compute logits and their gradients anew take seven, need no
 memory between them and give the same bits every time (its ``deterministic`` mode buys that with a copy of dQ for every
-block of keys). Tiles grow as those of :mod:`roller.algorithms.flash` do, under the same rules, and RATIONAL decides.
+block of keys).
+
+With ``slopes`` there are five products here as well: the kernel of keys writes the gradients of the scaled logits, and
+that of queries is one product that reads them, at the price of memory for them. Tiles grow as those of
+:mod:`roller.algorithms.flash` do, under the same rules, and RATIONAL decides.
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+from msgspec import structs
+
 from codegen.tolerance import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.algorithms.flash import NAME, check_attention
@@ -35,11 +42,13 @@ from sokoban.kernel.attention_gradient import (
     SlopeProduct,
 )
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient, estimate_slopes
+from sokoban.model.gpu.stages import LINE_BYTES
 from sokoban.schedule.attention import LANES, padded
 from sokoban.schedule.attention_gradient import SLOPE_PIECE, GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.cutting import cut
@@ -65,13 +74,17 @@ class WholeGradient:
         gradient = form.attention_gradient
         of_keys, steps = gradient.of == "keys", schedule.stages + 1
         key_tile, query_tile = (schedule.rows, schedule.step) if of_keys else (schedule.step, schedule.rows)
-        rows = query_tile if gradient.slopes else -(-query_tile * gradient.key_heads // gradient.heads)
+        group = gradient.heads // gradient.key_heads
+        by_head = gradient.slopes or (of_keys and schedule.instruction is not Instruction.FMA)
+        rows = query_tile if by_head else -(-query_tile // group)
         queries = cut(gradient.queries, rows, steps if of_keys else 1)
         keys = cut(gradient.key_count, key_tile, 1 if of_keys else steps)
         if gradient.slopes:
             queries = min(gradient.queries, padded(queries, SLOPE_PIECE))
             keys = max(queries, keys) if gradient.causal else keys
         small = gradient.smaller(b=min(2, gradient.b), key_heads=min(2, gradient.key_heads), queries=queries, keys=keys)
+        if by_head:  # two heads of a group follow each other as many do
+            small = structs.replace(small, heads=min(2, group) * small.key_heads)
         return kernel_form(program_as(small, form.expr)), self
 
     def tolerance(self, form: KernelForm) -> float | None:
@@ -127,13 +140,16 @@ def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -
 
 def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpec) -> Iterator[GradientSchedule]:
     """Tiles that are not mostly beyond the rows that there are; the numbers of a step's rows are fetched by a thread
-    each, but for warp groups, of which one copies."""
+    each, but for warp groups, of which one copies. Of slopes blocks read whole lines of L2, as DRAM gives them."""
     attention = kernel.attention
     of_keys, dtype = attention.of == "keys", attention.dtype
     tiles = multiply_add_tiles(GradientSchedule)
     if has_matrix_instructions(dtype, device):
         tiles = matrix_tiles(GradientSchedule, (1, 2) if of_keys else (1,))
     candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
+    if attention.slopes and not of_keys:
+        line = min(LINE_BYTES // DTYPE_BYTES[dtype], padded(kernel.rows))
+        candidates = (each for each in candidates if each.rows >= line)
     if device.warp_group_instruction(dtype) is not None and isinstance(kernel, AttentionGradientKernel):
         groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device)
         candidates = chain(groups, candidates)

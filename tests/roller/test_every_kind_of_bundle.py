@@ -78,6 +78,11 @@ OPERATORS: tuple[dict[str, Any], ...] = (
         {"op": "attention_gradient", "of": of, "b": 1, "heads": 2, "queries": 70, "head_dim": 32, "dtype": dtype}
         for of in ("queries", "keys") for dtype in ("float32", "float16")
     ),
+    *(
+        {"op": "attention_gradient", "of": of, "slopes": True, "b": 1, "heads": 2, "queries": 72, "head_dim": 32,
+         "causal": True, "dtype": "float16"}
+        for of in ("queries", "keys")
+    ),
     {"expr": "H[m,n] = sum(k, X[m,k] * A[n,k]); G[m,n] = gelu(H[m,n]); Y[m,p] = sum(n, G[m,n] * B[p,n])",
      "sizes": {"m": 128, "k": 32, "n": 64, "p": 32}, "dtypes": dict.fromkeys("XABY", "float16")},
     {"expr": "Y[i,j] = sum(k, select(k <= i, A[i,k], 0) * B[k,j])", "sizes": {"i": 40, "j": 36, "k": 40}},

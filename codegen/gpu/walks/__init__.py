@@ -1,1 +1,1 @@
-"""Kernels whose blocks keep a tile and walk others, as texts: attention, its gradients, pairs of products."""
+"""Kernels whose blocks keep a tile and walk others, as texts: attention, pairs of products."""
