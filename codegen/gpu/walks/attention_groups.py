@@ -225,6 +225,7 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
       {BESIDE}(fminf(totals[0][0], totals[0][1]));
       {values_done}(sums[0][0]);
       {_empty("VALUES", "(number - 1)")}
+      if (has_new_base)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {{
         const int m = 0;

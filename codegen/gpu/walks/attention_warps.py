@@ -240,7 +240,7 @@ _NEGATION = """\
         for (int c = 0; c < 4; ++c) logits[m][n][c] = -logits[m][n][c];
 """
 
-#: What was summed over a smaller logit than the largest so far shrinks.
+#: What was summed over a smaller base shrinks.
 SHRINK = """\
 #pragma unroll
         for (int n = 0; n < WIDTH / 8; ++n) {
@@ -249,33 +249,60 @@ SHRINK = """\
         }"""
 
 
-def softmax(at_end: str) -> str:
-    """The exponentials of a step, over the largest logit so far; ``at_end`` of every row, what shrinks the sums."""
-    return f"{_SOFTMAX}\n{at_end}\n      }}"
+def softmax(at_new_base: str) -> str:
+    """The exponentials of a step over the base of its row, which is the largest logit of some step before.
+
+    A base stays while none of a warp's rows has a logit :data:`MARGIN` powers of two above its own: exponentials grow
+    to 2**8 at most, which 16 bits hold as exactly as those up to 1, and results are divided by their sum in the end
+    (M. Shah et al., "FlashAttention-4", 2025, skips the rescaling so). ``at_new_base`` of every row is what shrinks the
+    sums.
+    """
+    return f"{_LARGEST}\n{at_new_base}\n      }}\n{_EXPONENTIALS}"
 
 
-_SOFTMAX = """\
+#: Powers of two by which a logit may be above the base of its row.
+MARGIN = 8.0
+
+_LARGEST = f"""\
+    float largest[FRAGMENTS][2];
+    bool is_above = false;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 2; ++i) {{
         float peak = peaks[m][i];
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n) peak = fmaxf(peak, fmaxf(logits[m][n][2 * i], logits[m][n][2 * i + 1]));
         peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
         peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
-        const float base = peak == nothing ? 0.0f : peak * SCALE;
+        largest[m][i] = peak;
+        is_above |= (peak - peaks[m][i]) * SCALE > {MARGIN}f;
+      }}
+    const bool has_new_base = __ballot_sync(0xffffffffu, is_above) != 0;
+    if (has_new_base)
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {{
+        const float base = largest[m][i] == nothing ? 0.0f : largest[m][i] * SCALE;
         const float shrink = power_of_two(peaks[m][i] * SCALE - base);
-        peaks[m][i] = peak;
-        float total = totals[m][i] * shrink;
+        peaks[m][i] = largest[m][i];
+        totals[m][i] *= shrink;"""
+
+_EXPONENTIALS = """\
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float base = peaks[m][i] == nothing ? 0.0f : peaks[m][i] * SCALE;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             logits[m][n][2 * i + j] = power_of_two(fmaf(logits[m][n][2 * i + j], SCALE, -base));
-            total += logits[m][n][2 * i + j];
+            totals[m][i] += logits[m][n][2 * i + j];
           }
-        totals[m][i] = total;"""
+      }"""
 
 
 def results(kernel: AttentionKernel, pair: str) -> str:

@@ -45,6 +45,9 @@ EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 #: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
 #: 128 elements: per logit, and per product for itself, its descriptors and the rest of a step.
 GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 7.3
+#: Instructions of a thread and step by which its rows keep their bases, for half a logit of every key: comparisons, a
+#: vote, the bases themselves. Compiled loops have 8 to 10.
+BASE_INSTRUCTIONS = 10.0
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
 #: Instructions of a thread for a place that a table of pages names: its load, two comparisons with the pool's ends, the
@@ -249,9 +252,9 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         slices=kernel.slices,
         products=depth + width,
         loads_per_product=loads_per_product(schedule, schedule.keys, width) if is_scalar else 0.0,
-        # Sums shrink where a step brings a larger logit.
+        # Sums shrink in every step, or seldom, where matrix instructions multiply: a step asks whether they have to.
         exponentials=instructions
-        + width / schedule.keys
+        + (width if is_scalar else 2 * BASE_INSTRUCTIONS) / schedule.keys
         + lookups(kernel, schedule) * LOOKUP_INSTRUCTIONS / (schedule.rows * schedule.keys),
         port_bytes=fragment_bytes(schedule, schedule.keys, depth, width, attention.dtype),
         step_bytes=schedule.keys * row + table_bytes,

@@ -89,8 +89,22 @@ def test_exponentials_of_a_product_that_is_under_way_are_not_overwritten(monkeyp
     assert not checked(by_groups(keys=32), queries=96).passed
 
 
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("line", ["sums[m][n][2 * i] *= shrink;", "totals[m][i] *= shrink;", "shrinks[i] = shrink;"])
+def test_sums_that_do_not_shrink_with_their_base_are_noticed(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    written = attention_groups._products
+
+    def without(*arguments: Any) -> str:
+        text = written(*arguments)
+        assert line in text
+        return text.replace(line, "shrinks[i] = 1.0f;" if "shrinks" in line else "")
+
+    monkeypatch.setattr(attention_groups, "_products", without)
+    assert not checked(by_groups(keys=32), keys=256).passed
+
+
 @pytest.mark.usefixtures("device_compiler")
-@pytest.mark.parametrize(("head_dim", "keys", "count", "registers"), [(128, 128, 2, 168), (80, 64, 1, 114)])
+@pytest.mark.parametrize(("head_dim", "keys", "count", "registers"), [(128, 128, 2, 168), (80, 64, 1, 115)])
 def test_kernels_compile_without_spills_and_without_serial_products(
     head_dim: int, keys: int, count: int, registers: int
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.walks import attention_warps
 from codegen.gpu.walks.staged_walk import StagedWalk
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
@@ -49,6 +50,38 @@ def test_slices_of_the_keys_come_together(slices: int) -> None:
     """With five slices of seven steps the last has a single one, and under the mask some have none."""
     result = checked(by_matrices(warps=1, rows=16), slices, queries=20, keys=110, causal=True, heads=2, kv_heads=1)
     assert result.passed, result.reason
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("sums[m][n][2 * i] *= shrink;", ""),
+        ("totals[m][i] *= shrink;", ""),
+        ("peaks[m][i] = largest[m][i];", ""),
+        ("is_above |=", "is_above = lane == 0 && number == 0 &&"),
+    ],
+    ids=["sums", "totals", "base", "vote"],
+)
+def test_a_base_that_is_left_without_its_sums_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, line: str, instead: str
+) -> None:
+    written = attention_warps._products
+
+    def changed(*arguments: Any) -> str:
+        text = written(*arguments)
+        assert line in text
+        return text.replace(line, instead)
+
+    monkeypatch.setattr(attention_warps, "_products", changed)
+    assert not checked(by_matrices(), keys=256).passed
+
+
+def test_the_base_of_a_row_stays_where_logits_grow_little() -> None:
+    text = text_of(by_matrices())
+    vote, shrinking = text.index("__ballot_sync"), text.index("sums[m][n][2 * i] *= shrink")
+    assert "if (has_new_base)" in text[vote:shrinking]
+    assert text.index("power_of_two(fmaf(logits") > shrinking
 
 
 @pytest.mark.usefixtures("emulator")
