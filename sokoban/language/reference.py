@@ -386,12 +386,15 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     line is in their order, so that some of the ranks are neighbours and others lie anywhere; where their places alone
     are asked for, a few are NaN or infinite. Places that another tensor is read at are places
     of it, one of :data:`_OUTSIDE_PLACES` outside. Counts that are cut at a number are up to it, one of
-    :data:`_WHOLE_COUNTS` is it or more and as many are none or fewer. Of attention's keys one of :data:`_LONG_KEYS`
-    is so long that its logits stand far above or below all others, so that the largest of a row comes anywhere.
+    :data:`_WHOLE_COUNTS` is it or more and as many are none or fewer. Of attention's
+    queries and keys one of :data:`_LONG_ROWS` is long: logits of both stand far above or below the others of a row, so
+    that its largest comes anywhere, and other rows add up all keys alike.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
-    keys = expr.origin.name("K") if expr.operator_as(Attention) is not None and expr.origin is not None else None
+    long_rows = {}
+    if expr.origin is not None and isinstance(expr.origin.operator, Attention):
+        long_rows = {expr.origin.name(name): one_of for name, one_of in _LONG_ROWS.items()}
     extents, counts = _extents_of_places(expr), dict(_cut_counts(expr))
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
@@ -414,15 +417,15 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
                     values[generator.integers(0, one_of, tensor.shape) == 0] = number
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
-        if tensor.name == keys:
-            is_long = generator.integers(0, _LONG_KEYS, (*tensor.shape[:-1], 1)) == 0
-            values *= np.where(is_long, _KEY_LENGTH, 1.0)
+        if tensor.name in long_rows:
+            is_long = generator.integers(0, long_rows[tensor.name], (*tensor.shape[:-1], 1)) == 0
+            values *= np.where(is_long, _ROW_LENGTH, 1.0)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
 
 
-#: One of so many keys is so many times as long as the others.
-_LONG_KEYS, _KEY_LENGTH = 24, 24.0
+#: One of so many queries and keys is so many times as long as the others.
+_LONG_ROWS, _ROW_LENGTH = {"Q": 2, "K": 24}, 5.0
 
 
 #: Differences of values of which several are looked for in their order.
