@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.calls.gradients import gradient_problem
 from bench.calls.groups import BLOCK, grouped_problem, scaled_problem
 from bench.calls.problem import Problem as Problem
 from bench.calls.problem import Spec, Tensor, epilogue_of, function_of, functional_module, torch_module
@@ -75,7 +76,8 @@ def shrunk(spec: Spec) -> dict[str, Any]:
         small["c"], small["f"] = 2 * groups, 3 * groups
     for key in ("c", "f"):
         small.update({key: min(small[key], 4)} if key in small and "groups" not in spec else {})
-    for key, most in (("queries", 9), ("keys", 11), ("head_dim", 8), ("window", 3)):
+    # Slopes are of whole pieces of queries.
+    for key, most in (("queries", 8 if spec.get("slopes") else 9), ("keys", 11), ("head_dim", 8), ("window", 3)):
         small.update({key: min(small[key], most)} if key in small else {})
     if "heads" in small:
         group = spec["heads"] // spec.get("kv_heads", spec["heads"])
@@ -312,6 +314,6 @@ _KINDS: Mapping[str, Callable[[str, Spec], Problem]] = {
     "matmul": _matmul, "batch_matmul": _matmul, "conv2d": conv2d_problem, "depthwise_conv2d": conv2d_problem,
     "avg_pool2d": pool_problem, "max_pool2d": pool_problem, "elementwise": _elementwise, "reduce": _reduce,
     "softmax": _rows, "layer_norm": _rows, "transpose": _transpose, "attention": _attention,
-    "scan": _scan, "topk": _topk, "scatter_add": _scatter,
+    "attention_gradient": gradient_problem, "scan": _scan, "topk": _topk, "scatter_add": _scatter,
     "grouped_matmul": grouped_problem, "scaled_matmul": scaled_problem,
 }  # fmt: skip

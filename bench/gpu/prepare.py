@@ -66,7 +66,7 @@ Run = Callable[[Sequence[str]], None]
     "--suite",
     "suites",
     multiple=True,
-    help="Only these suites.  [default: groups, along, roller119, modern, attention]",
+    help="Only these suites.  [default: gradients, groups, along, roller119, modern, attention]",
 )
 @click.option("--mib", type=click.IntRange(1), default=MOST_MIB, show_default=True, help="Most that all may take.")
 @click.option("--packages/--no-packages", default=True, show_default=True, help="Also carry msgspec.")
@@ -107,8 +107,8 @@ def _run(command: Sequence[str]) -> None:
 def compile_suites(
     device: str, out: Path, top_k: int, jobs: int | None, suites: Sequence[str], run: Run = _run
 ) -> None:
-    """``roller compile`` of every suite for one board, into ``OUT/DEVICE/SUITE``, without products of groups and scales
-    of a type that the board has no matrix instruction for.
+    """``roller compile`` of every suite for one board, into ``OUT/DEVICE/SUITE``, without products of groups and
+    scales and gradients of attention of a type that the board has no matrix instruction for.
 
     Raises:
         InputError: an unknown board or suite, or the compiler failed.
@@ -135,7 +135,7 @@ def compile_suites(
 def _multiplies(board: DeviceSpec, suite: str, spec: dict[str, Any]) -> bool:
     from bench.calls.operators import problem
 
-    if spec.get("op") not in ("grouped_matmul", "scaled_matmul"):
+    if spec.get("op") not in ("grouped_matmul", "scaled_matmul", "attention_gradient"):
         return True
     return board.best_matrix_instruction(problem(suite, spec).dtype) is not None
 

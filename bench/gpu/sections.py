@@ -19,7 +19,7 @@ from bench.gpu.training import configurations, measure
 from roller.profile.harvested import kernel_kind
 
 #: Kinds that no board has run yet come first.
-SUITES = ("groups", "along", "roller119", "modern", "attention")
+SUITES = ("gradients", "groups", "along", "roller119", "modern", "attention")
 #: Kernels of a bundle that are timed, best predicted first.
 MOST_RANKS = 10
 PROFILE_SECONDS = 0.15

@@ -192,7 +192,7 @@ def test_a_bundle_of_other_shapes_is_refused_with_the_reason(tmp_path: Path) -> 
     run_section(mine, next(one for one in ALL if one.name == "operators"), 60, lambda text: None)
     ours = mine.journal.items("operators")[0]["candidates"][0]
     assert ours["name"] == "roller bfloat16" and ours["check"] is None
-    assert ours["reason"] == "ValueError: the bundle's X is bfloat16 of shape [1, 2]"
+    assert ours["reason"] == "ValueError: the bundle's Q is bfloat16 of shape [1, 2]"
 
 
 def test_bundles_of_another_architecture_are_not_taken(tmp_path: Path) -> None:

@@ -57,11 +57,18 @@ def test_one_kernel_of_each_operator_has_to_fit(tmp_path: Path) -> None:
 def test_every_suite_is_compiled_into_its_own_folder(tmp_path: Path) -> None:
     commands: list[list[str]] = []
     prepare.compile_suites("h200", tmp_path, 3, None, (), lambda command: commands.append(list(command)))
-    assert [Path(one[4]).stem for one in commands] == ["groups", "along", "roller119", "modern", "attention"]
+    assert [Path(one[4]).stem for one in commands] == [
+        "gradients",
+        "groups",
+        "along",
+        "roller119",
+        "modern",
+        "attention",
+    ]
     first = commands[0]
     assert first[1:4] == ["-m", "roller.cli", "compile"]
     out = Path(first[first.index("--out") + 1])
-    assert out.parts[-1] == "groups" and out.parent.parent == tmp_path
+    assert out.parts[-1] == "gradients" and out.parent.parent == tmp_path
     assert first[first.index("--top-k") + 1] == "3"
 
 
