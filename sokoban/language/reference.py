@@ -38,7 +38,6 @@ from sokoban.language.expression import (
 )
 from sokoban.language.functions import FUNCTIONS, expanded
 from sokoban.language.gathers import gathers
-from sokoban.language.named.attention import Attention
 from sokoban.language.scatter import Scatter, scatter_of
 
 Array = NDArray[Any]
@@ -386,15 +385,13 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     line is in their order, so that some of the ranks are neighbours and others lie anywhere; where their places alone
     are asked for, a few are NaN or infinite. Places that another tensor is read at are places
     of it, one of :data:`_OUTSIDE_PLACES` outside. Counts that are cut at a number are up to it, one of
-    :data:`_WHOLE_COUNTS` is it or more and as many are none or fewer. Of attention's
-    queries and keys one of :data:`_LONG_ROWS` is long: logits of both stand far above or below the others of a row, so
-    that its largest comes anywhere, and other rows add up all keys alike.
+    :data:`_WHOLE_COUNTS` is it or more and as many are none or fewer. Of the queries
+    and keys of a softmax one of :data:`_LONG_ROWS` is long: logits of both stand far above or below the others of a
+    row, so that its largest comes anywhere, and other rows add up all keys alike.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
-    long_rows = {}
-    if expr.origin is not None and isinstance(expr.origin.operator, Attention):
-        long_rows = {expr.origin.name(name): one_of for name, one_of in _LONG_ROWS.items()}
+    long_rows = dict(zip(_factors_of_a_softmax(expr), _LONG_ROWS, strict=False))
     extents, counts = _extents_of_places(expr), dict(_cut_counts(expr))
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
@@ -425,7 +422,28 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 
 
 #: One of so many queries and keys is so many times as long as the others.
-_LONG_ROWS, _ROW_LENGTH = {"Q": 2, "K": 24}, 5.0
+_LONG_ROWS, _ROW_LENGTH = (2, 24), 5.0
+
+
+def _factors_of_a_softmax(expr: TensorExpr) -> tuple[str, ...]:
+    """The two inputs whose rows are multiplied for the logits of a softmax, that of its rows first; none elsewhere."""
+    by_tensor = {statement.tensor: statement for statement in expr.statements}
+    calls = (node for statement in expr.statements for node in walk(statement.value) if isinstance(node, Call))
+    if not any(call.function == "exp" for call in calls):
+        return ()
+    for statement in expr.statements:
+        if statement.reduction is None or statement.reduction.function != "max":
+            continue
+        reached = [by_tensor[load.tensor] for load in loads(statement.reduction.body) if load.tensor in by_tensor]
+        while len(reached) == 1 and reached[0].reduction is None:
+            reached = [by_tensor[load.tensor] for load in loads(reached[0].value) if load.tensor in by_tensor]
+        if len(reached) != 1 or reached[0].reduction is None or reached[0].reduction.function != "sum":
+            continue
+        factors = [factor for factor in _factors(reached[0].reduction.body) or () if isinstance(factor, Load)]
+        names = tuple(factor.tensor for factor in factors)
+        if len(set(names)) == 2 and not any(name in by_tensor for name in names):
+            return names
+    return ()
 
 
 #: Differences of values of which several are looked for in their order.

@@ -48,8 +48,8 @@ OPERATORS: list[dict[str, Any]] = [
         "shapes": {"E": [9, 7], "V": [4]},
     },
     *(
-        {"op": "attention_gradient", "of": of, "slopes": True, "b": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 11,
-         "head_dim": 4, "causal": True, "window": 5, "dtype": "float16"}
+        {"op": "attention_gradient", "of": of, "slopes": True, "b": 2, "heads": 4, "kv_heads": 2, "queries": 8,
+         "keys": 11, "head_dim": 4, "causal": True, "window": 5, "dtype": "float16"}
         for of in ("queries", "keys")
     ),
     {"expr": "Y[i] = prod(k, X[2*i + k - 1 | pad=0.75])", "sizes": {"i": 5, "k": 4}, "shapes": {"X": [10]}},
