@@ -10,6 +10,16 @@ import pytest
 
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.sources import cuda_kernel
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest
+from hal.catalog import load_device
+from roller.programs import find_programs
+from sokoban.kernel.form import kernel_form
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.stages import operator_form
+from sokoban.language.operators import operator_from_data
+from sokoban.schedule.tile import TileSchedule
 
 tvm = pytest.importorskip("tvm")
 
@@ -148,3 +158,25 @@ def test_a_kernel_that_needs_something_unknown_is_left_alone(definition: str) ->
 
 def test_a_source_of_unknown_shape_is_left_alone() -> None:
     assert strip_prelude("__kernel void f() {}\n") == "__kernel void f() {}\n"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_kernels_with_much_shared_memory_go_without_the_old_prelude(dtype: str) -> None:
+    """They declare it by ``__align__``, which is no name of TVM's, though its prelude has structures aligned so."""
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 512, "n": 512, "k": 512, "dtype": dtype}))
+    schedule = TileSchedule(
+        block=(("m", 128), ("n", 128)), thread=(("m", 64), ("n", 32)), step=(("k", 64),), cached=("A", "B"), stages=3,
+        instruction=Instruction.MMA_16X8X16, asynchronous=True,
+    )  # fmt: skip
+    _, kernel = cuda_kernel(LoweringRequest(form, schedule, "product", Target("cuda", "sm_80", 32)))
+    assert kernel.dynamic_shared_bytes > 48 * 1024
+    assert "extern __shared__ __align__" in kernel.source and "TVM" not in kernel.source
+
+
+def test_infinities_need_no_header() -> None:
+    text = "Y[i,j] = select(j <= i, sum(k, A[i,k] * B[j,k]), -inf)"
+    data = {"expr": text, "sizes": {"i": 256, "j": 256, "k": 128}, "dtypes": dict.fromkeys("AB", "bfloat16")}
+    program = find_programs(operator_form(operator_from_data(data)), load_device("a100"), 1).ranked(1)[0]
+    part = program.parts[0]
+    _, kernel = cuda_kernel(LoweringRequest(part.problem, part.schedule, "masked", Target("cuda", "sm_80", 32)))
+    assert "__uint_as_float(0x7f800000u)" in kernel.source and "math_constants" not in kernel.source
