@@ -23,7 +23,8 @@ from hal.support.errors import InputError
 from roller.profile.cpu import rotating_sets
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 Spec = Mapping[str, Any]
 DEFAULT_SUITE = Path(__file__).parent / "cpu24.json"

@@ -29,7 +29,8 @@ from sokoban.language.expression import TensorExpr
 from sokoban.language.gathers import index_tensors
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
-from sokoban.language.reference import evaluate, random_inputs, round_to_dtype
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate, round_to_dtype
 from sokoban.language.scatter import scatter_of
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.patches import Schedule

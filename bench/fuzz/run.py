@@ -21,7 +21,8 @@ from codegen.tolerance import relative_error
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 #: Kernels of an operator that are run: so many, or one of every kind if those are more, up to the second number.
 KERNELS = (2, 3)

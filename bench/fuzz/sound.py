@@ -27,7 +27,8 @@ from sokoban.language.expression import (
 )
 from sokoban.language.functions import FUNCTIONS, expanded
 from sokoban.language.gathers import index_tensors
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 #: Units in the last place of types that sums are kept in.
 UNITS = {"float64": 2.0**-52}

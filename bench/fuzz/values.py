@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-#: Bounds of inputs that :func:`sokoban.language.reference.random_inputs` may draw: a peak on top of a number, with an
+#: Bounds of inputs that :func:`sokoban.language.random_data.random_inputs` may draw: a peak on top of a number, with an
 #: exponential of the largest number's distance; and of integers.
 FLOAT_BOUNDS = (-1.0, 1.5)
 PEAK = 101.5

@@ -25,7 +25,8 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule

@@ -32,7 +32,7 @@ from sokoban.language.expression import (
     loads,
 )
 from sokoban.language.functions import FUNCTIONS, expanded
-from sokoban.language.reference import input_ranges
+from sokoban.language.random_data import input_ranges
 
 #: Name of the file in a bundle.
 SOURCE = "reference.cu"

@@ -37,7 +37,8 @@ from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Step, Trial, trial_of
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import FLOAT8_DTYPES, Tensor
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.tile import TileSchedule
 

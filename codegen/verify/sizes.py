@@ -27,7 +27,8 @@ from codegen.verify.result import NOT_RUN, Verification
 from codegen.verify.trial import Sized, Trial, trial_of
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Tensor
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.cutting import resize
 
 

@@ -28,7 +28,8 @@ from codegen.tolerance import judge, tolerance_of
 from hal.microbench.cpu.topology import Topology, read_topology
 from hal.support.errors import InputError
 from roller.profile.measurement import Board, Measurement
-from sokoban.language.reference import evaluate, input_ranges
+from sokoban.language.random_data import input_ranges
+from sokoban.language.reference import evaluate
 
 Array = NDArray[Any]
 

@@ -17,7 +17,8 @@ from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operators_from_json
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.tile import TileSchedule, sizes
 
 GUARD_ELEMENTS = 64

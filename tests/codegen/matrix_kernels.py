@@ -19,7 +19,8 @@ from codegen.verify.engines import ORDER_SEEDS
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import lower
 

@@ -23,7 +23,8 @@ from sokoban.kernel.instructions import FUNCTION_INSTRUCTIONS, value_instruction
 from sokoban.language.expression import Load, Reduction, loads
 from sokoban.language.functions import FUNCTIONS, Function, X, call
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.tile import TileSchedule, sizes
 
 #: x * tanh(log(1 + exp(x))).

@@ -36,7 +36,8 @@ from roller.programs import find_programs, form_on
 from sokoban.language.expression import TensorExpr
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.codegen import fake_cupy
 from tests.support.executors import InTurn
 

@@ -12,18 +12,17 @@ are walked head by head.
 
 from __future__ import annotations
 
+from codegen.gpu.gradients.slope_texts import cleared_slopes, slope_stores
 from codegen.gpu.gradients.warps import (
     FIRST_QUERY,
     HEAD,
     OWN_NUMBERS,
     PLACE_OF_KEYS,
     PLACE_OF_QUERIES,
-    cleared_slopes,
     constants,
     each_logit,
     mask_of_keys,
     results_of,
-    slope_stores,
     stores,
 )
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES

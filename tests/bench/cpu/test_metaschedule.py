@@ -10,7 +10,8 @@ import pytest
 from bench.cpu.metaschedule import _best, _trace_text, compiled, workload
 from hal.microbench.cpu.native import host_architecture
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 EMPTY = "[[],[]]"
 WINDOW = {"n": 1, "c": 4, "h": 7, "w": 7, "kh": 3, "kw": 3, "stride": 2, "padding": 1}

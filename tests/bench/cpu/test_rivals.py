@@ -25,7 +25,8 @@ from bench.cpu.rivals import (
 from bench.cpu.worker import relative_error
 from hal.microbench.cpu.machine import Machine
 from hal.support.errors import InputError
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 CPU = (min(os.sched_getaffinity(0)),)
 BIAS_RELU = [{"function": "bias_add", "axis": "n"}, "relu"]

@@ -14,7 +14,8 @@ from bench.fuzz.values import Term, positive, product, quotient, total, within
 from sokoban.language.functions import FUNCTIONS
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 NAMED_LOWERINGS = [lowering for lowering, frames in FRAMES.items() if frames == (NAMED,)]
 

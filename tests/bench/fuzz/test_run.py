@@ -18,7 +18,7 @@ from codegen.tolerance import TF32_TOLERANCE, relative_error
 from codegen.verify.result import Verification
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import random_inputs
+from sokoban.language.random_data import random_inputs
 
 pytestmark = pytest.mark.usefixtures("emulator")
 

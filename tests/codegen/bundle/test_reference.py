@@ -14,7 +14,8 @@ from codegen.verify.emulator import run_cuda_on_cpu
 from codegen.verify.guards import guarded
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 emulated = pytest.mark.usefixtures("emulator")
 

@@ -16,7 +16,8 @@ from codegen.cpu.shared_object import POOL, _call_text, llvm_text
 from codegen.tir.lowering import LoweringRequest
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.codegen.cpu_kernels import form_of, host, schedule_for
 from tests.codegen.sanitizers import Outcome, announced, linked, object_of, run, sanitizer_missing
 

@@ -15,7 +15,8 @@ from codegen.verify import emulator
 from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import lower
 

@@ -22,7 +22,8 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.sokoban.attention_spellings import Spelling, attention_spellings, gradient_spellings
 
 A100, V100, H100 = (load_device(name) for name in ("a100", "v100", "h100"))

@@ -19,7 +19,8 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import storage_order
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.tile import TileSchedule
 
 V100 = load_device("v100")

@@ -21,7 +21,8 @@ from roller.explain.page import explain
 from roller.programs import find_programs, form_on
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.patches import LineSchedule
 
 V100, H100, CPU = (load_device(name) for name in ("v100", "h100", "epyc-7763"))

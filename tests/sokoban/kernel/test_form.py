@@ -14,7 +14,8 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import TensorExpr, statement_text
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.sokoban.strategies import operators
 
 

@@ -13,7 +13,8 @@ from sokoban.kernel.normalize import can_fuse, drop_unit_axes, fuse_axes, inline
 from sokoban.language.expression import Statement, TensorExpr
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.sokoban.strategies import operators
 
 

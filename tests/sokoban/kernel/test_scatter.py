@@ -13,7 +13,8 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.model.gpu.kinds.scatters import estimate_scatter
 from sokoban.schedule.patches import LineSchedule, column_blocks, scatter_vector
 

@@ -13,8 +13,9 @@ from sokoban.kernel.form import kernel_form
 from sokoban.language.expression import TensorExpr
 from sokoban.language.named.attention import Attention
 from sokoban.language.operators import operator_from_data, operators_from_json
+from sokoban.language.random_data import random_inputs
 from sokoban.language.recognition import recognised
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.reference import evaluate
 
 Data = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]

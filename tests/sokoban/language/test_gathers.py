@@ -14,7 +14,8 @@ from sokoban.language.expression import GatheredIndex, TensorExpr, loads, statem
 from sokoban.language.gathers import gathers
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 TABLE = np.arange(12.0).reshape(4, 3)
 SIZES = {"t": 3, "d": 3, "k": 2}

@@ -11,7 +11,8 @@ from hal.support.errors import InputError
 from sokoban.language.expression import LaunchSize
 from sokoban.language.launch_size import at_size, has_rows
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 PRODUCT = {"op": "matmul", "m": {"up to": 48, "multiple": 4}, "n": 6, "k": 5, "epilogue": ["relu"]}
 

@@ -10,7 +10,8 @@ import pytest
 from hal.support.errors import InputError
 from sokoban.language.layers import is_layer, layer_from_data
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 SCALED = {"op": "scaled_matmul", "m": 64, "n": 128, "k": 256}
 EXPERTS = {"op": "experts", "tokens": 64, "hidden": 128, "intermediate": 64, "experts": 8, "top_k": 2}

@@ -9,8 +9,9 @@ import pytest
 
 from sokoban.language.named.attention import Attention
 from sokoban.language.operators import operator_from_data
+from sokoban.language.random_data import random_inputs
 from sokoban.language.recognition import recognised
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.reference import evaluate
 
 Data = dict[str, Any]
 BASE: Data = {

@@ -23,7 +23,8 @@ from sokoban.language.operators import (
     operator_schema,
     operators_from_json,
 )
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.sokoban.strategies import operators
 
 Data = dict[str, Any]

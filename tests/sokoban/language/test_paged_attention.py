@@ -11,8 +11,9 @@ import pytest
 from hal.support.errors import InputError
 from sokoban.language.named.attention import Attention
 from sokoban.language.operators import operator_from_data, operators_from_json
+from sokoban.language.random_data import random_inputs
 from sokoban.language.recognition import recognised
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.reference import evaluate
 
 Data = dict[str, Any]
 BASE: Data = {"op": "attention", "b": 2, "heads": 4, "queries": 7, "keys": 37, "head_dim": 8, "dtype": "float64"}

@@ -13,7 +13,8 @@ from sokoban.language.expression import TensorExpr, statement_text
 from sokoban.language.named.expressions import renamed
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 
 X = np.array([[1.0, 2.0, 2.0, 0.0], [3.0, -1.0, 3.0, 7.0]])
 

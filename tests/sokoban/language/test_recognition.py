@@ -15,7 +15,8 @@ from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.attention import Attention, AttentionSizes
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.operators import operator_from_data
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from tests.sokoban.attention_spellings import Spelling, attention_spellings, gradient_spellings
 
 SIZES = {"b": 2, "h": 3, "i": 5, "j": 5, "d": 4, "e": 6}

@@ -16,7 +16,8 @@ from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.gpu import cuda_trial, emulated_kernel
 from sokoban.kernel.instructions import Instruction
-from sokoban.language.reference import evaluate, random_inputs
+from sokoban.language.random_data import random_inputs
+from sokoban.language.reference import evaluate
 from sokoban.schedule.attention import AttentionSchedule
 from tests.codegen.attention_kernels import V100, by_matrices, by_multiply_adds, checked, form_of, kernel_of
 
