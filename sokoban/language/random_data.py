@@ -18,6 +18,7 @@ from sokoban.language.expression import (
     Load,
     Tensor,
     TensorExpr,
+    Value,
     loads,
     walk,
 )
@@ -44,7 +45,7 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
-    long_rows = dict(zip(_factors_of_a_softmax(expr), _LONG_ROWS, strict=False))
+    long_rows, length = _long_rows(expr)
     extents, counts = _extents_of_places(expr), dict(_cut_counts(expr))
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
@@ -69,34 +70,49 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
             _add_peaks(values, *peaks[tensor.name], generator)
         if tensor.name in long_rows:
             is_long = generator.integers(0, long_rows[tensor.name], (*tensor.shape[:-1], 1)) == 0
-            values *= np.where(is_long, _ROW_LENGTH, 1.0)
+            values = (values - (low + high) / 2) / (high - low) * np.where(is_long, length, 1.0)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
 
 
-#: One of so many queries and keys is so many times as long as the others.
-_LONG_ROWS, _ROW_LENGTH = (2, 24), 5.0
+#: One of so many queries and of so many keys is long, so that logits of both have this standard deviation: some differ
+#: by more than sixteen powers of two, which float16 ends at, and float32 has all to a hundred-thousandth.
+_LONG_ROWS, _SPREAD = (2, 24), 12.0
+#: Most times that a long row is as long as another.
+_MOST_LENGTH = 64.0
 
 
-def _factors_of_a_softmax(expr: TensorExpr) -> tuple[str, ...]:
-    """The two inputs whose rows are multiplied for the logits of a softmax, that of its rows first; none elsewhere."""
+def _long_rows(expr: TensorExpr) -> tuple[dict[str, int], float]:
+    """Inputs whose rows are multiplied for the logits of a softmax, with the number of rows of which one is long, and
+    how long; none elsewhere."""
     by_tensor = {statement.tensor: statement for statement in expr.statements}
-    calls = (node for statement in expr.statements for node in walk(statement.value) if isinstance(node, Call))
-    if not any(call.function == "exp" for call in calls):
-        return ()
-    for statement in expr.statements:
+    calls = [node for statement in expr.statements for node in walk(statement.value) if isinstance(node, Call)]
+    for statement in expr.statements if any(call.function == "exp" for call in calls) else ():
         if statement.reduction is None or statement.reduction.function != "max":
             continue
-        reached = [by_tensor[load.tensor] for load in loads(statement.reduction.body) if load.tensor in by_tensor]
-        while len(reached) == 1 and reached[0].reduction is None:
-            reached = [by_tensor[load.tensor] for load in loads(reached[0].value) if load.tensor in by_tensor]
-        if len(reached) != 1 or reached[0].reduction is None or reached[0].reduction.function != "sum":
+        value, scale = statement.reduction.body, 1.0
+        while True:
+            scale *= math.prod(abs(node.value) for call in walk(value) for node in _multipliers(call))
+            reached = [by_tensor[load.tensor] for load in loads(value) if load.tensor in by_tensor]
+            if len(reached) != 1 or reached[0].reduction is not None:
+                break
+            value = reached[0].value
+        product = reached[0].reduction if len(reached) == 1 else None
+        if product is None or product.function != "sum":
             continue
-        factors = [factor for factor in factors_of(reached[0].reduction.body) or () if isinstance(factor, Load)]
-        names = tuple(factor.tensor for factor in factors)
-        if len(set(names)) == 2 and not any(name in by_tensor for name in names):
-            return names
-    return ()
+        names = [factor.tensor for factor in factors_of(product.body) or () if isinstance(factor, Load)]
+        if len(names) == 2 and names[0] != names[1] and not any(name in by_tensor for name in names):
+            # Elements are uniform over a width of one: the variance of a product of two is a twelfth of a twelfth.
+            usual = scale * math.sqrt(math.prod(expr.sizes[axis] for axis in product.axes)) / 12
+            length = math.sqrt(_SPREAD / max(usual, _SPREAD / _MOST_LENGTH**2))
+            return dict(zip(names, _LONG_ROWS, strict=True)), max(1.0, length)
+    return {}, 1.0
+
+
+def _multipliers(value: Value) -> Iterator[Constant]:
+    """Numbers that a value is multiplied by."""
+    if isinstance(value, Call) and value.function == "mul":
+        yield from (argument for argument in value.arguments if isinstance(argument, Constant))
 
 
 #: Differences of values of which several are looked for in their order.
