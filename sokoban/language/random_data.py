@@ -37,11 +37,11 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     overflow otherwise. Values that are ranked are multiples of :data:`_RANKED_STEP`, some equal and none nearly, and
     the fewer the farther from the middle, so that the first ranks of a line differ however long it is, and half of a
     line is in their order, so that some of the ranks are neighbours and others lie anywhere; where their places alone
-    are asked for, a few are NaN or infinite. Places that another tensor is read at are places
-    of it, one of :data:`_OUTSIDE_PLACES` outside. Counts that are cut at a number are up to it, one of
-    :data:`_WHOLE_COUNTS` is it or more and as many are none or fewer. Of the queries
-    and keys of a softmax one of :data:`_LONG_ROWS` is long: logits of both stand far above or below the others of a
-    row, so that its largest comes anywhere, and other rows add up all keys alike.
+    are asked for, a few are NaN or infinite. Places that another tensor is read at are places of it, one of
+    :data:`_OUTSIDE_PLACES` outside. Counts that are cut at a number are up to it, one of :data:`_WHOLE_COUNTS` is it or
+    more and as many are none or fewer. Of the queries and keys of a softmax one of :data:`_LONG_ROWS` is long: logits
+    of both stand far above or below the others of a row, so that its largest comes anywhere, and other rows add up all
+    keys alike.
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
