@@ -30,12 +30,12 @@ def gradient_problem(suite: str, spec: Spec) -> Problem:
 
     def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
         scale = spec.get("scale", 1 / math.sqrt(width))
-        seen = _seen(spec, queries, keys, tensors["K"].device)
+        seen = seen_keys(spec, queries, keys, tensors["K"].device)
         if not of_keys and has_slopes:
             return lambda: _of_slopes(tensors, group, width + values, queries, seen) * scale
         return lambda: _of_all(tensors, group, scale, seen, of_keys=of_keys, has_slopes=has_slopes)
 
-    pairs = b * heads * _pairs(spec, queries, keys)
+    pairs = b * heads * seen_pairs(spec, queries, keys)
     products = 2 * (width + values) if of_keys else width if has_slopes else 2 * width + values
     return Problem(
         suite=suite, spec=spec, inputs=inputs, output=(*by_key, row) if of_keys else (*by_query, width),
@@ -47,15 +47,15 @@ def _window(spec: Spec, queries: int, keys: int) -> int:
     return int(spec.get("window") or keys + queries)
 
 
-def _pairs(spec: Spec, queries: int, keys: int) -> int:
+def seen_pairs(spec: Spec, queries: int, keys: int) -> int:
     """Pairs of a query and a key that it sees."""
     if not spec.get("causal"):
         return queries * keys
     return sum(min(query + keys - queries + 1, _window(spec, queries, keys)) for query in range(queries))
 
 
-def _seen(spec: Spec, queries: int, keys: int, device: Any) -> Tensor:
-    """Truth of a query seeing a key; None where all do."""
+def seen_keys(spec: Spec, queries: int, keys: int, device: Any) -> Tensor:
+    """Truth of a query seeing a key, counted from the last of either; None where all do."""
     if not spec.get("causal"):
         return None
     torch = torch_module()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.calls.gradients import gradient_problem
+from bench.calls.gradients import gradient_problem, seen_keys, seen_pairs
 from bench.calls.groups import BLOCK, grouped_problem, scaled_problem
 from bench.calls.problem import Problem as Problem
 from bench.calls.problem import Spec, Tensor, epilogue_of, function_of, functional_module, torch_module
@@ -138,18 +138,14 @@ def _attention(suite: str, spec: Spec) -> Problem:
     needs_mask = bool(window) or (is_causal and ahead > 0 and queries > 1)
 
     def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
-        torch, attend = torch_module(), functional_module().scaled_dot_product_attention
-        mask = None
-        if needs_mask:
-            last = torch.arange(queries, device=tensors["Q"].device)[:, None] + ahead
-            at = torch.arange(keys, device=tensors["Q"].device)[None, :]
-            mask = (at <= last) & (at > last - (window or keys + queries))
+        attend = functional_module().scaled_dot_product_attention
+        mask = seen_keys(spec, queries, keys, tensors["Q"].device) if needs_mask else None
         options = {"attn_mask": mask, "is_causal": is_causal and queries > 1 and mask is None}
         options |= {"scale": spec["scale"]} if "scale" in spec else {}
         options |= {"enable_gqa": True} if key_heads != heads else {}
         return lambda: attend(tensors["Q"], tensors["K"], tensors["V"], **options)
 
-    pairs = sum(min(i + ahead + 1, window or keys) for i in range(queries)) if is_causal else queries * keys
+    pairs = seen_pairs(spec, queries, keys)
     inputs = {
         "Q": (b, heads, queries, width), "K": (b, key_heads, keys, width), "V": (b, key_heads, keys, values)
     }  # fmt: skip

@@ -155,6 +155,8 @@ def kind_of(problem: Problem, schedule: Any, target: Target) -> str:
     if words[-2] == "walks":
         family, name = ("pairs", "pair_") if words[-1].startswith("pair_") else ("attention", "attention_")
         return f"{family}, {words[-1].removeprefix(name).replace('_', ' ')}"
+    if words[-2] == "gradients":
+        return f"attention, gradient {words[-1].replace('_', ' ')}"
     return {"mma": "mma.sync"}.get(words[-1], words[-1])
 
 

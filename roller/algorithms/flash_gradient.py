@@ -153,5 +153,4 @@ def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpe
     if device.warp_group_instruction(dtype) is not None and isinstance(kernel, AttentionGradientKernel):
         groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device)
         candidates = chain(groups, candidates)
-    walked = attention.queries if of_keys and attention.slopes else kernel.sizes["walked"]
-    return within(candidates, kernel.rows, walked)
+    return within(candidates, kernel.rows, kernel.sizes["walked"])

@@ -10,6 +10,7 @@ from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import seen_pairs
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct, gradient_flops
 from sokoban.kernel.instructions import Instruction
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention import matrix_rates
 from sokoban.model.gpu.kinds.attention_gradient import gradient_registers, gradient_walks, slope_registers, slope_walks
@@ -62,6 +63,11 @@ def gradient_origin(kernel: AttentionGradientKernel, schedule: GradientSchedule)
         yield from wrapped(f"the queries of the {kernel.group} heads that share keys are walked head by head")
     elif kernel.group > 1:
         yield from wrapped(f"the {kernel.group} heads that share keys are rows of one product")
+    yield from _mask(attention)
+
+
+def _mask(attention: AttentionGradient) -> Iterator[str]:
+    """Pairs that a mask leaves; nothing where there is none."""
     if attention.causal:
         seen = seen_pairs(attention) / (attention.queries * attention.key_count)
         yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that it hides are not walked")
@@ -104,7 +110,6 @@ def gradient_lines(
 
 def slope_origin(kernel: SlopeProduct, schedule: GradientSchedule) -> Iterator[str]:
     """Reasons for a program of a product of slopes and keys."""
-    attention = kernel.attention
     yield from wrapped(
         "the kernel of keys and values has written the slopes of the logits: the gradient of queries is one product "
         "that reads them once, in place of three products"
@@ -113,9 +118,7 @@ def slope_origin(kernel: SlopeProduct, schedule: GradientSchedule) -> Iterator[s
         f"tiles: {schedule.rows} queries of a head meet every tile of {schedule.step} keys, which serves all of them; "
         "slopes are read turned, straight into fragments"
     )
-    if attention.causal:
-        seen = seen_pairs(attention) / (attention.queries * attention.key_count)
-        yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that it hides are not walked")
+    yield from _mask(kernel.attention)
 
 
 def slope_lines(

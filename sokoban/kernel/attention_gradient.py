@@ -10,7 +10,7 @@ logits, that of queries is one product with keys (:class:`SlopeProduct`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import GroupedHeads, seen_pairs
@@ -88,7 +88,7 @@ class AttentionGradientKernel(GroupedHeads, Kernel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlopeProduct(Kernel):
+class SlopeProduct(GroupedHeads, Kernel):
     """The gradient of attention's queries from the slopes of its logits: a product with keys, head by head.
 
     Attributes:
@@ -121,12 +121,8 @@ class SlopeProduct(Kernel):
 
     @property
     def block_range(self) -> BlockRange:
-        """Range of keys that blocks walk."""
-        attention = self.attention
-        return BlockRange(
-            is_of_keys=False, queries=attention.queries, keys=attention.key_count, group=1,
-            is_causal=attention.causal, window=attention.window_size,
-        )  # fmt: skip
+        """Range of keys that blocks walk, whose rows are queries of one head."""
+        return replace(super().block_range, group=1)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -139,8 +135,7 @@ class SlopeProduct(Kernel):
     def statement_text(self) -> str:
         """Computation of the kernel, as text."""
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
-        mask = ", of keys that are seen" if self.attention.causal else ""
-        return f"{self.output.name} = S K * {self.attention.factor:.4g}, S behind dK and dV, of {names}{mask}"
+        return f"{self.output.name} = S K * {self.scale:.4g}, S behind dK and dV, of {names}{self.mask_text}"
 
 
 def gradient_flops(attention: AttentionGradient) -> float:

@@ -99,14 +99,14 @@ def _constants(kernel: SlopeProduct, schedule: GradientSchedule) -> str:
     sizes = {
         "ROWS": schedule.rows, "STEP": schedule.step, "STAGES": schedule.stages, "THREADS": schedule.warps * LANES,
         "FRAGMENTS": schedule.rows // schedule.warps // FRAGMENT_ROWS, "QUERIES_ALL": attention.queries,
-        "KEYS_ALL": attention.key_count, "GROUP": attention.heads // attention.key_heads,
+        "KEYS_ALL": attention.key_count, "GROUP": kernel.group,
         "HEAD_DIM": attention.head_dim, "DEPTH": padded(attention.head_dim), "SLOPE_PITCH": slope_pitch,
         "KEY_PITCH": key_pitch, "KEY_BUFFERS": schedule.stages * schedule.step * slope_pitch,
         "ROW_ALL": attention.row_size, "BEFORE": attention.head_dim + attention.value_size,
-        "ROW_BLOCKS": schedule.row_blocks(kernel), "AHEAD": attention.key_count - attention.queries,
+        "ROW_BLOCKS": schedule.row_blocks(kernel), "AHEAD": kernel.ahead,
         "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
-    return f"{named_sizes(sizes)}\n  constexpr float FACTOR = {attention.factor!r}f;"
+    return f"{named_sizes(sizes)}\n  constexpr float FACTOR = {kernel.scale!r}f;"
 
 
 def _copies(kernel: SlopeProduct, schedule: GradientSchedule) -> str:

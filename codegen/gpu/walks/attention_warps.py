@@ -254,8 +254,7 @@ def softmax(at_new_base: str) -> str:
 
     A base stays while none of a warp's rows has a logit :data:`MARGIN` powers of two above its own: exponentials grow
     to 2**8 at most, which 16 bits hold as exactly as those up to 1, and results are divided by their sum in the end
-    (M. Shah et al., "FlashAttention-4", 2025, skips the rescaling so). ``at_new_base`` of every row is what shrinks the
-    sums.
+    (FlashAttention 4 skips the rescaling so). ``at_new_base`` of every row is what shrinks the sums.
     """
     return f"{_LARGEST}\n{at_new_base}\n      }}\n{_EXPONENTIALS}"
 

@@ -60,7 +60,7 @@ class AttentionGradient(AttentionSizes, tag="attention_gradient", kw_only=True, 
             if is_product
             else self._slopes() + (self._of_keys() if of_keys else self._of_queries()),
             sizes=sizes,
-            output=self.output if of_keys else "dQ",
+            output=self.output,
             axes=tuple((f"{head},w" if of_keys else f"{row},d").split(",")),
             stem="_".join([*self.stem("attention_gradient"), f"of_{self.of}"] + ["slopes"] * self.slopes),
             external_shapes=external if self.shares_keys else {},

@@ -14,7 +14,6 @@ from functools import lru_cache
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from sokoban.kernel.attention import AttentionKernel, GroupedHeads, SliceSum
-from sokoban.kernel.attention_gradient import SlopeProduct
 from sokoban.kernel.block_range import BlockRange
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pages import rows_of_a_lookup
@@ -278,9 +277,7 @@ def lookups(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
     return sum(threads * step / rows_of_a_lookup(width, step, pages.tokens, threads) for width in widths)
 
 
-def matrix_rates(
-    kernel: GroupedHeads | SlopeProduct, schedule: RowTiles, device: DeviceSpec
-) -> MatrixInstruction | None:
+def matrix_rates(kernel: GroupedHeads, schedule: RowTiles, device: DeviceSpec) -> MatrixInstruction | None:
     """Rates of the device by the schedule's instruction; None for multiply-adds."""
     return _rates(schedule.instruction, kernel.attention.dtype, device)
 
