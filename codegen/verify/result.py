@@ -43,3 +43,8 @@ class Verification:
     def ran(self) -> bool:
         """True if an engine was at hand to run the kernel."""
         return self.method != NOT_RUN
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if an engine ran the kernel and found that it computes something else."""
+        return self.ran and not self.passed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -127,6 +128,11 @@ class _Building:
     kernels: tuple[Future[BuiltKernel], ...]
     check: Future[Verification] | None = None
 
+    @property
+    def futures(self) -> tuple[Future[Any], ...]:
+        """All that is being worked on."""
+        return self.kernels if self.check is None else (*self.kernels, self.check)
+
     def result(self) -> BuiltProgram:
         """Outcome of the job; waits for it."""
         kernels = tuple(future.result() for future in self.kernels)
@@ -246,17 +252,12 @@ class _Job:
 
     def _proved(self) -> list[RankedKernel]:
         """The ``top_k`` best kernels, the first ``verify`` of which were run and found right."""
-        kernels = self._built(self.building)
+        kernels: list[RankedKernel] = []
+        known = 0
         while True:
-            # Spares stand in for programs that do not build or are wrong, and are tried where every kernel spills.
-            missing = self.top_k - sum(not kernel.built.spill_bytes for kernel in kernels)
-            tried = len(self.building)
-            if missing > 0 and tried < len(self.ranked):
-                more = [self._submit(program, False) for program in self.ranked[tried : tried + missing]]
-                self.building += more
-                kernels += self._built(more)
-                continue
-            kernels.sort(key=_order)
+            self._build_spares()
+            kernels = sorted(kernels + self._built(self.building[known:]), key=_order)
+            known = len(self.building)
             due = [kernel for kernel in kernels[: self.top_k][: self.verify] if kernel.built.verification is None]
             if not due:
                 return kernels[: self.top_k]
@@ -264,6 +265,34 @@ class _Job:
             for kernel, check in zip(due, checks, strict=True):
                 position = kernels.index(kernel)
                 kernels[position : position + 1] = self._right(kernel, check.result())
+
+    def _build_spares(self) -> None:
+        """Wait for all programs, and begin a spare as soon as one has ended that does not build, is wrong, or spills
+        and is expected to take longer than the spare; likewise where every kernel spills."""
+        while True:
+            ended = [each for each in self.building if all(future.done() for future in each.futures)]
+            under_way = [future for each in self.building for future in each.futures if not future.done()]
+            lost = [self._seconds_of_lost(each) for each in ended]
+            if not under_way and all(lost):
+                lost = [math.inf] * len(lost)
+            # Spares are ordered by time: whichever program ends first, in the end the same ones are built.
+            worst = sorted(filter(None, lost), reverse=True)
+            spares = zip(self.ranked[self.top_k :], worst, strict=False)
+            wanted = sum(spare.estimate.seconds < seconds for spare, seconds in spares)
+            begun = len(self.building) - self.top_k
+            more = [self._submit(program, False) for program in self.ranked[self.top_k :][max(begun, 0) : wanted]]
+            self.building += more
+            if not more and not under_way:
+                return
+            wait([*under_way, *(future for each in more for future in each.futures)], return_when=FIRST_COMPLETED)
+
+    def _seconds_of_lost(self, building: _Building) -> float:
+        """Time of a kernel that spills, infinite for one that was not built or is wrong; 0 for any other."""
+        built = building.result()
+        is_wrong = built.verification is not None and built.verification.is_wrong
+        if built.error or is_wrong or any(building.program is each.program for each in self.struck_out):
+            return math.inf
+        return RankedKernel(building.program, built, self.device).seconds if built.spill_bytes else 0.0
 
     def _built(self, building: Sequence[_Building]) -> list[RankedKernel]:
         """The kernels of programs that were built, and are not known to be wrong."""
@@ -279,7 +308,7 @@ class _Job:
 
     def _right(self, kernel: RankedKernel, verification: Verification) -> list[RankedKernel]:
         """A kernel with its verification; nothing where it failed, which strikes the program out."""
-        if verification.passed or not verification.ran:
+        if not verification.is_wrong:
             return [replace(kernel, built=replace(kernel.built, verification=verification))]
         self.struck_out.append(StruckOut(kernel.program, verification))
         if isinstance(self.pool, KnownFirst):

@@ -170,7 +170,7 @@ def _finished(
     verification = building.check.result() if building.check is not None and not error else None
     if error:
         failures.append(error)
-    elif verification is not None and verification.ran and not verification.passed:
+    elif verification is not None and verification.is_wrong:
         struck_out.append(StruckOut(choice.written, verification))
     else:
         kernel = RankedKernel(choice.written, BuiltProgram(kernels, verification), device, priced=choice.priced)

@@ -17,6 +17,9 @@ UNIT_REGISTERS = 65536
 REGISTER_GRANULARITY = 256
 WARP_LANES = 32
 
+#: Registers that a thread can have, likewise.
+THREAD_REGISTERS = 255
+
 #: Shared memory of a unit of compute capability 7.0 that blocks can have: the least of those that we tune for.
 UNIT_SHARED_BYTES = 96 * 1024
 
@@ -83,7 +86,11 @@ def _relaxed(
     source: str, compiled: CompiledKernel, threads: int, architecture: str, *, name: str
 ) -> tuple[str, CompiledKernel]:
     """A kernel that spills compiled for half as many resident blocks as it has, or one: left to itself the compiler may
-    spill a few registers to fit more small blocks than anybody asked for."""
+    spill a few registers to fit more small blocks than anybody asked for. One that has all registers that a thread of a
+    single block can have gains nothing."""
+    granules = UNIT_REGISTERS // REGISTER_GRANULARITY // -(-threads // WARP_LANES)
+    if compiled.registers >= min(THREAD_REGISTERS, granules * REGISTER_GRANULARITY // WARP_LANES):
+        return source, compiled
     for blocks in dict.fromkeys((max(1, resident_blocks(compiled.registers, threads) // 2), 1)):
         bounded = _bounded(source, threads, blocks)
         try:

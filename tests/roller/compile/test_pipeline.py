@@ -44,6 +44,9 @@ WRONG = Verification(
     reason="relative error 0.5 is above 0.0001",
 )
 
+#: Bytes that no kernel spills without taking longer than the next.
+SPILLED = 4096
+
 Answer = Callable[[TileSchedule], dict[str, Any]]
 Check = Callable[[TileSchedule], Verification]
 
@@ -104,11 +107,40 @@ def test_kernels_that_build_keep_the_order_of_construction() -> None:
     assert {request.entry for request in builder.requests} == {"roller_small"}
 
 
-def test_a_kernel_that_spills_gives_way_to_a_spare_that_does_not() -> None:
-    result, _ = compiled(lambda schedule: {"spill_bytes": 8 * (rank_of(schedule) < 2)})
+def test_a_kernel_that_spills_gives_way_to_a_spare_that_is_faster() -> None:
+    result, _ = compiled(lambda schedule: {"spill_bytes": SPILLED * (rank_of(schedule) < 2)})
     assert order(result) == [2, 3, 4, 5]
     # Verified is what stands at rank 1 in the end.
     assert [kernel.built.verification is not None for kernel in result.kernels] == [True, False, False, False]
+
+
+def test_a_kernel_whose_spills_cost_less_than_a_spare_is_kept_behind_the_others() -> None:
+    result, builder = compiled(lambda schedule: {"spill_bytes": 8 * (rank_of(schedule) == 1)})
+    assert order(result) == [0, 2, 3, 1] and len(builder.requests) == 4
+
+
+def test_a_spare_begins_as_soon_as_a_kernel_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[tuple[Future[Any], Any]] = []
+    begun: list[int] = []
+
+    class Later(Builder):
+        def submit(self, function: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+            future = super().submit(function, *arguments)
+            if function is verify_schedule:
+                return future
+            under_way.append((Future(), future.result()))
+            return under_way[-1][0]
+
+    def next_ends(futures: Any, return_when: str) -> None:
+        begun.append(len(builder.requests))
+        future, kernel = under_way.pop(0)
+        future.set_result(kernel)
+
+    monkeypatch.setattr(pipeline, "wait", next_ends)
+    builder = Later(lambda schedule: {"spill_bytes": SPILLED * (rank_of(schedule) == 1)}, lambda schedule: PASSED)
+    (result,) = compile_operators([EXPR], V100, top_k=4, verify=1, pool=builder, method="roller")
+    # Four at first, a fifth once the second has ended; nothing else when all have.
+    assert begun == [4, 4, 5, 5, 5] and order(result) == [0, 2, 3, 4]
 
 
 def test_a_kernel_that_took_many_registers_is_priced_and_ranked_by_them() -> None:

@@ -61,6 +61,24 @@ def test_a_kernel_that_spills_is_compiled_for_fewer_blocks() -> None:
     assert relaxed.spill_bytes == 0 and "__launch_bounds__(64, " in text
 
 
+@pytest.mark.parametrize(("threads", "most"), [(192, 255), (320, 200), (512, 128)])
+def test_a_kernel_that_spills_with_all_registers_is_compiled_once(
+    threads: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def compiled_again(source: str, architecture: str, *, name: str) -> CompiledKernel:
+        asked.append(source)
+        return replace(full, spill_bytes=0)
+
+    monkeypatch.setattr(residency, "compile_cuda", compiled_again)
+    full = CompiledKernel(cubin=b"", registers=most, spill_bytes=16, stack_bytes=8, shared_bytes=0, log="")
+    source = f"__launch_bounds__({threads})"
+    assert squeezed(source, full, threads, 0, "sm_80", name="kernel") == (source, full) and not asked
+    fewer = replace(full, registers=most - 8)
+    assert squeezed(source, fewer, threads, 0, "sm_80", name="kernel")[1].spill_bytes == 0 and len(asked) == 1
+
+
 def test_blocks_that_are_worth_nothing_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
