@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,8 +83,9 @@ class Measurement:
 
 #: Measurements by key: what the quantities before this one gave.
 Measurements = Mapping[str, Measurement]
-#: A quantity that takes turns with others: None after a reading, its measurements once all are taken.
-Turns = Iterator[Measurement | None]
+#: A quantity that takes turns with others: None after a reading, its measurements once all are taken. It is sent True
+#: where it has readings enough.
+Turns = Generator[Measurement | None, bool | None, None]
 
 
 def rates(work: float, seconds: tuple[float, ...]) -> tuple[float, ...]:

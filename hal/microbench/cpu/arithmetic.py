@@ -32,7 +32,8 @@ def clock(machine: Machine) -> Turns:
         call = partial(machine.loops["count"], 1, out.ctypes.data, _ADDITIONS)
         idle = [partial(machine.loops["count"], 1, np.zeros(8, np.int64).ctypes.data, 1)] * (machine.cores.count - 1)
         samples.append(_ADDITIONS / machine.cores.seconds([call, *idle]))
-        yield None
+        if (yield None):
+            break
     method = f"{_ADDITIONS} dependent additions, one a cycle"
     yield Measurement(
         key="clock", unit="Hz", samples=tuple(samples), method=method, path="clock_hz", low=0.5e9, high=8e9, best=True
@@ -55,7 +56,8 @@ def measure(machine: Machine) -> Turns:
     for _ in range(machine.settings.repeats):
         samples.append(seconds("fma", rounds))
         starting.append(seconds("issue", rounds))
-        yield None
+        if (yield None):
+            break
     operations = 2.0 * rounds * count * lanes * machine.cores.count
     method = f"{count} chains of {topology.simd_bits}-bit multiply-adds per core"
     path = f"{_PATH}.peak_flops"
@@ -93,7 +95,8 @@ def _products(machine: Machine, peak: float) -> Turns:
             product.seconds()  # brings its panels back, of which others' turns left nothing in any cache
             numpy.append(products.seconds())
             ours.append(product.seconds())
-            yield None
+            if (yield None):
+                break
         numpy_rates = rates(products.operations, tuple(numpy))
     method = f"inner loops of a matrix product, {product.m} x {product.n} x {product.k} per core, in turn with NumPy's"
     our_rates = rates(product.operations, tuple(ours))

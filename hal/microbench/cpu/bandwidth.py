@@ -104,7 +104,8 @@ def _reads(machine: Machine, level: str, size: int) -> Turns:
     for _ in range(machine.settings.repeats):
         seconds(_PASSES_BEFORE)
         samples.append(seconds(passes))
-        yield None
+        if (yield None):
+            break
     moved = passes * sum(array.nbytes for array in arrays)
     width = machine.topology.simd_bits
     method = f"{width}-bit reads of {arrays[0].nbytes >> 10} KiB per core, {passes} times"
@@ -136,7 +137,8 @@ def _streams(machine: Machine) -> Turns:
     for _ in range(machine.settings.repeats):
         for key, (_, call) in kinds.items():
             readings[key].append(machine.cores.seconds([call(arrays) for arrays in sets]))
-        yield None
+        if (yield None):
+            break
     for key, (moved, _) in kinds.items():
         total = moved * sum(arrays[0].nbytes for arrays in sets)
         who = "NumPy" if key.startswith("numpy") else f"{machine.topology.simd_bits}-bit loop"

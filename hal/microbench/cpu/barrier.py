@@ -24,7 +24,8 @@ def measure(machine: Machine) -> Turns:
             counter = np.zeros(1, np.int64)
             call = partial(machine.loops["barrier"], counter.ctypes.data, count, _ROUNDS)
             samples.append(machine.cores.seconds([call] * count) / _ROUNDS)
-        yield None
+        if (yield None):
+            break
     method = f"{_ROUNDS} barriers of {count} threads on a shared counter"
     yield Measurement(
         key="barrier",

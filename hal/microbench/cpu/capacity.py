@@ -33,7 +33,8 @@ def measure(machine: Machine) -> Turns:
     for _ in range(machine.settings.repeats):
         seconds = {size: latency(machine, array) for size, array in arrays.items()}
         samples.append(held_bytes(seconds, cached=sets[name], uncached=sets["dram"], most=last.size_bytes))
-        yield None
+        if (yield None):
+            break
     sizes_text = ", ".join(f"{int(share * last.size_bytes) >> 10}" for share in _SHARES)
     yield Measurement(
         key=f"{name}.capacity",

@@ -34,7 +34,8 @@ def measure(machine: Machine) -> Turns:
                 samples.append(walk_seconds(machine, place))
             else:
                 samples.append(latency(machine, cells))
-            yield None
+            if (yield None):
+                break
         method = f"{READS} dependent reads of one core in {cells.nbytes >> 10} KiB, random order, pages as they come"
         path = f"layers.{level}.latency_seconds"
         yield Measurement(

@@ -147,6 +147,28 @@ def test_quantities_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {key: each.value for key, each in run.measurements.items()} == {"slow": 3, "short": 1}
 
 
+def test_a_quantity_whose_readings_take_long_takes_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"slow": ENOUGH_SECONDS, "short": 1e-6}
+    clock = [0.0]
+
+    def quantity(name: str) -> Callable[[object], Turns]:
+        def measure(machine: object) -> Turns:
+            readings = 0
+            for _ in range(15):
+                clock[0] += seconds[name]
+                readings += 1
+                if (yield None):
+                    break
+            yield one(name, readings, "", "")
+
+        return measure
+
+    monkeypatch.setattr(cpu, "QUANTITIES", {name: quantity(name) for name in seconds})
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: clock[0])
+    run = measure_cpu()
+    assert {key: each.value for key, each in run.measurements.items()} == {"slow": LEAST_READINGS, "short": 15}
+
+
 def test_a_part_of_a_run_measures_what_was_named() -> None:
     run = measure_cpu(["clock", "barrier"], Settings(repeats=2, target_seconds=1e-4))
     assert set(run.measurements) <= {"clock", "barrier"} and "clock" in run.measurements
