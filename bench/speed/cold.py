@@ -3,8 +3,8 @@
 The floor is a process that imports TVM, without the PyTorch that TVM imports where it is installed, and then has NVRTC
 compile the very texts that ``roller compile`` writes, on all cores. Both sides run in turns, each in processes of its
 own, the first without kept kernels; a third run finds its kernels kept. The very first run also compiles for the
-machine itself, C of construction and the emulator of kernels, and has a column of its own. Python's compiled modules are
-kept in all others, as an installed package has them.
+machine itself, C of construction and the emulator of kernels, and has a column of its own. Modules that Python has
+compiled are kept in all others, as an installed package has them.
 """
 
 from __future__ import annotations

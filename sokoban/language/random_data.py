@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     """
     ranges, peaks, ranked = input_ranges(expr), _peaks(expr), _ranked_inputs(expr)
     result = {}
-    long_rows, length = _long_rows(expr)
+    softmax = _softmax_rows(expr)
     extents, counts = _extents_of_places(expr), dict(_cut_counts(expr))
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
@@ -68,9 +69,8 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
                     values[generator.integers(0, one_of, tensor.shape) == 0] = number
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
-        if tensor.name in long_rows:
-            is_long = generator.integers(0, long_rows[tensor.name], (*tensor.shape[:-1], 1)) == 0
-            values = (values - (low + high) / 2) / (high - low) * np.where(is_long, length, 1.0)
+        if softmax is not None and tensor.name in softmax.names:
+            values = softmax.rows((values - (low + high) / 2) / (high - low), tensor.name, generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
 
@@ -80,11 +80,41 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 _LONG_ROWS, _SPREAD = (2, 24), 12.0
 #: Most times that a long row is as long as another.
 _MOST_LENGTH = 64.0
+#: One of so many queries has all of its logits so far below others, further than float32 has exponentials (-87.3).
+_LOW_QUERIES, _LOW = 4, 110.0
+#: The first element of every key, but for an eighth of what others vary, and the most that one of a query is.
+_FIRST_OF_KEYS, _MOST_FIRST = 0.5, 8192.0
 
 
-def _long_rows(expr: TensorExpr) -> tuple[dict[str, int], float]:
-    """Inputs whose rows are multiplied for the logits of a softmax, with the number of rows of which one is long, and
-    how long; none elsewhere."""
+@dataclass(frozen=True)
+class _SoftmaxRows:
+    """Inputs whose rows are multiplied for the logits of a softmax.
+
+    Attributes:
+        names: of both, queries first.
+        length: of a long row.
+        first: what the first element of a low query has less than others.
+    """
+
+    names: tuple[str, str]
+    length: float
+    first: float
+
+    def rows(self, values: NDArray[np.float64], name: str, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Rows of elements uniform over a width of one around 0, some of them long or low."""
+        position = self.names.index(name)
+        shape = (*values.shape[:-1], 1)
+        is_long = generator.integers(0, _LONG_ROWS[position], shape) == 0
+        result: NDArray[np.float64] = values * np.where(is_long, self.length, 1.0)
+        if position:
+            result[..., 0] = _FIRST_OF_KEYS + values[..., 0] / 8
+        else:
+            result[..., :1] -= np.where(generator.integers(0, _LOW_QUERIES, shape) == 0, self.first, 0.0)
+        return result
+
+
+def _softmax_rows(expr: TensorExpr) -> _SoftmaxRows | None:
+    """Inputs whose rows are multiplied for the logits of a softmax; None where there are none."""
     by_tensor = {statement.tensor: statement for statement in expr.statements}
     calls = [node for statement in expr.statements for node in walk(statement.value) if isinstance(node, Call)]
     for statement in expr.statements if any(call.function == "exp" for call in calls) else ():
@@ -105,8 +135,9 @@ def _long_rows(expr: TensorExpr) -> tuple[dict[str, int], float]:
             # Elements are uniform over a width of one: the variance of a product of two is a twelfth of a twelfth.
             usual = scale * math.sqrt(math.prod(expr.sizes[axis] for axis in product.axes)) / 12
             length = math.sqrt(_SPREAD / max(usual, _SPREAD / _MOST_LENGTH**2))
-            return dict(zip(names, _LONG_ROWS, strict=True)), max(1.0, length)
-    return {}, 1.0
+            first = _LOW / max(scale * _FIRST_OF_KEYS, _LOW / _MOST_FIRST)
+            return _SoftmaxRows((names[0], names[1]), max(1.0, length), first)
+    return None
 
 
 def _multipliers(value: Value) -> Iterator[Constant]:

@@ -1,7 +1,7 @@
 """Attention by ``mma.sync``: every warp multiplies rows of its own by all keys of a step.
 
-What a row needs stays with the four lanes that hold its sums: the largest logit so far, the sum of exponentials, and
-the values weighted by them, all in registers. The fragment of sums that one product leaves is the fragment of factors
+What a row needs stays with the four lanes that hold its sums: the base of its exponentials, their sum, and the values
+weighted by them, all in registers. The fragment of sums that one product leaves is the fragment of factors
 that the next one takes, so that exponentials go from product to product without shared memory (T. Dao,
 "FlashAttention-2", 2023, 3.3).
 """
@@ -185,13 +185,13 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
 
 #: What a thread keeps of its rows, before the first step.
 CLEAR = """\
-  float sums[FRAGMENTS][WIDTH / 8][4], peaks[FRAGMENTS][2], totals[FRAGMENTS][2];
+  float sums[FRAGMENTS][WIDTH / 8][4], bases[FRAGMENTS][2], totals[FRAGMENTS][2];
   const float nothing = -1.0f / 0.0f;
 #pragma unroll
   for (int m = 0; m < FRAGMENTS; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      peaks[m][i] = nothing;
+      bases[m][i] = 0.0f;
       totals[m][i] = 0.0f;
     }
 #pragma unroll
@@ -252,56 +252,70 @@ SHRINK = """\
 def softmax(at_new_base: str) -> str:
     """The exponentials of a step over the base of its row, which is the largest logit of some step before.
 
-    A base stays while none of a warp's rows has a logit :data:`MARGIN` powers of two above its own: exponentials grow
-    to 2**8 at most, which 16 bits hold as exactly as those up to 1, and results are divided by their sum in the end
-    (FlashAttention 4 skips the rescaling so). ``at_new_base`` of every row is what shrinks the sums.
+    A base stays while no logit of a warp is :data:`MARGIN` powers of two above that of its row: exponentials grow to
+    2**8 at most, which 16 bits hold as exactly as those up to 1, and results are divided by their sum in the end
+    (FlashAttention 4 skips the rescaling so). Only where one is, or a row has no sum yet, the largest are looked for.
+    ``at_new_base`` of every row is what shrinks the sums.
     """
-    return f"{_LARGEST}\n{at_new_base}\n      }}\n{_EXPONENTIALS}"
+    return f"{_LOGITS}\n{at_new_base}\n      }}\n{_EXPONENTIALS}"
 
 
 #: Powers of two by which a logit may be above the base of its row.
 MARGIN = 8.0
 
-_LARGEST = f"""\
-    float largest[FRAGMENTS][2];
-    bool is_above = false;
+#: Numbers above 0 are ordered as the integers of their bits, of which sm_90 takes the largest of three at a time.
+_LOGITS = f"""\
+    int largest = 0;
+    bool is_new = false;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {{
-        float peak = peaks[m][i];
+        is_new |= totals[m][i] == 0.0f;
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) peak = fmaxf(peak, fmaxf(logits[m][n][2 * i], logits[m][n][2 * i + 1]));
-        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
-        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
-        largest[m][i] = peak;
-        is_above |= (peak - peaks[m][i]) * SCALE > {MARGIN}f;
+        for (int n = 0; n < KEYS / 8; ++n) {{
+#pragma unroll
+          for (int j = 2 * i; j < 2 * i + 2; ++j) logits[m][n][j] = fmaf(logits[m][n][j], SCALE, -bases[m][i]);
+          largest = max(max(largest, __float_as_int(logits[m][n][2 * i])), __float_as_int(logits[m][n][2 * i + 1]));
+        }}
       }}
-    const bool has_new_base = __ballot_sync(0xffffffffu, is_above) != 0;
+    const bool has_new_base = __ballot_sync(0xffffffffu, is_new || largest > __float_as_int({MARGIN}f)) != 0;
     if (has_new_base)
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {{
-        const float base = largest[m][i] == nothing ? 0.0f : largest[m][i] * SCALE;
-        const float shrink = power_of_two(peaks[m][i] * SCALE - base);
-        peaks[m][i] = largest[m][i];
+        float peak = nothing, total = totals[m][i];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n) peak = fmaxf(peak, fmaxf(logits[m][n][2 * i], logits[m][n][2 * i + 1]));
+#pragma unroll
+        for (int apart = 1; apart < 4; apart *= 2) {{
+          peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, apart));
+          total += __shfl_xor_sync(0xffffffffu, total, apart);
+        }}
+        // A row that has seen no key has no base, and nothing that shrinks.
+        const bool is_first = total == 0.0f;
+        const float rise = peak == nothing ? 0.0f : is_first ? peak : fmaxf(peak, 0.0f);
+        const float shrink = is_first ? 1.0f : power_of_two(-rise);
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int j = 2 * i; j < 2 * i + 2; ++j) logits[m][n][j] -= rise;
+        bases[m][i] += rise;
         totals[m][i] *= shrink;"""
 
 _EXPONENTIALS = """\
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float base = peaks[m][i] == nothing ? 0.0f : peaks[m][i] * SCALE;
+      for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            logits[m][n][2 * i + j] = power_of_two(fmaf(logits[m][n][2 * i + j], SCALE, -base));
-            totals[m][i] += logits[m][n][2 * i + j];
-          }
-      }"""
+          for (int j = 2 * i; j < 2 * i + 2; ++j) {
+            logits[m][n][j] = power_of_two(logits[m][n][j]);
+            totals[m][i] += logits[m][n][j];
+          }"""
 
 
 def results(kernel: AttentionKernel, pair: str) -> str:
@@ -326,7 +340,7 @@ def results(kernel: AttentionKernel, pair: str) -> str:
 
 
 def _partial_results(kernel: AttentionKernel, width: int) -> str:
-    """Results of a slice for every row: weighted values, the largest logit, the sum of weights."""
+    """Results of a slice for every row: weighted values, the base of the weights, their sum."""
     total_rows = kernel.problems * kernel.rows
     return f"""\
 #pragma unroll
@@ -345,7 +359,7 @@ def _partial_results(kernel: AttentionKernel, width: int) -> str:
           *(float2*)(result + n * 8 + lane % 4 * 2) = pair;
         }}
         if (lane % 4 == 0) {{
-          result[VALUE_DIM] = peaks[m][i] * SCALE;
+          result[VALUE_DIM] = totals[m][i] == 0.0f ? nothing : bases[m][i];
           result[VALUE_DIM + 1] = totals[m][i];
         }}
       }}

@@ -78,6 +78,7 @@ template <typename T> EMULATOR_INLINE T atomicAdd(T* address, T value) {
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 inline double __longlong_as_double(long long bits) { return __builtin_bit_cast(double, bits); }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
 
 typedef _Float16 half;
 typedef _Float16 __half;

@@ -33,7 +33,7 @@ QUANTITIES: dict[str, Callable[[Machine], Turns]] = {
 }
 
 #: Seconds after which a quantity has readings enough, and how many it takes in any case.
-ENOUGH_SECONDS, LEAST_READINGS = 0.5, 5
+ENOUGH_SECONDS, LEAST_READINGS = 1.0, 5
 
 #: Our figure and the one that NumPy reaches in the same run.
 NUMPY_COUNTERPARTS = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add", "numpy.add"))

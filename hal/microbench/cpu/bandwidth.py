@@ -1,12 +1,12 @@
 """Bandwidth of every level: reads of arrays that fit into it and not into the one above, and DRAM's copy and add.
 
-All cores at once, each with arrays of its own. The DRAM loops run in turn with NumPy's, on the same arrays and threads
+All cores at once, each with memory of its own. The DRAM loops run in turn with NumPy's, on the same memory and threads
 (STREAM's copy and add), so that both see the same machine; and so do reads of one array in one place and in several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -122,34 +122,35 @@ def _reads(machine: Machine, level: str, size: int) -> Turns:
 
 
 def _streams(machine: Machine) -> Turns:
-    alignment = 4 * COPY_ELEMENTS
+    # Whole, in two and in three arrays: a machine whose memory nobody has used takes seconds to give a process a few
+    # gigabytes of it.
+    alignment = 6 * 4 * COPY_ELEMENTS
     size = max(1, level_sets(machine.topology)["dram"] // alignment) * alignment
-    sets = [tuple(machine.array(size) for _ in range(3)) for _ in range(machine.cores.count)]
-    kinds: dict[str, tuple[int, Callable[[tuple[Array, ...]], Call]]] = {
-        "dram.read": (1, lambda arrays: _ours(machine, "read", arrays[0], machine.array(4096))),
-        "dram.read_apart": (1, lambda arrays: _ours(machine, "read_apart", arrays[0], machine.array(4096))),
-        "dram.copy": (2, lambda arrays: _ours(machine, "copy", arrays[0], arrays[2])),
-        "numpy.copy": (2, lambda arrays: partial(np.copyto, arrays[2], arrays[0])),
+    memory = [machine.array(size) for _ in machine.topology.cpus]
+    kinds: dict[str, tuple[int, Callable[[Sequence[Array]], Call]]] = {
+        "dram.read": (1, lambda arrays: _ours(machine, "read", *arrays, machine.array(4096))),
+        "dram.read_apart": (1, lambda arrays: _ours(machine, "read_apart", *arrays, machine.array(4096))),
+        "dram.copy": (2, lambda arrays: _ours(machine, "copy", *arrays)),
+        "numpy.copy": (2, lambda arrays: partial(np.copyto, arrays[1], arrays[0])),
         "dram.add": (3, lambda arrays: _ours(machine, "add", *arrays)),
         "numpy.add": (3, lambda arrays: partial(np.add, arrays[0], arrays[1], out=arrays[2])),
     }
     readings: dict[str, list[float]] = {key: [] for key in kinds}
     for _ in range(machine.settings.repeats):
-        for key, (_, call) in kinds.items():
-            readings[key].append(machine.cores.seconds([call(arrays) for arrays in sets]))
+        for key, (count, call) in kinds.items():
+            readings[key].append(machine.cores.seconds([call(np.split(each, count)) for each in memory]))
         if (yield None):
             break
-    for key, (moved, _) in kinds.items():
-        total = moved * sum(arrays[0].nbytes for arrays in sets)
+    for key, (count, _) in kinds.items():
         who = "NumPy" if key.startswith("numpy") else f"{machine.topology.simd_bits}-bit loop"
-        read = "1 array" if moved == 1 else f"{moved} arrays"
+        read = "1 array" if count == 1 else f"{count} arrays"
         apart = f" in {UNROLL} places at a time" if key == "dram.read_apart" else ""
         path = "layers.dram.bandwidth_bytes_per_second" if key == "dram.add" else ""
-        method = f"{who}: {read} of {sets[0][0].nbytes >> 20} MiB per core{apart}, in turn with the others"
+        method = f"{who}: {read} of {size // count >> 20} MiB per core{apart}, in turn with the others"
         yield Measurement(
             key=key,
             unit="B/s",
-            samples=rates(total, tuple(readings[key])),
+            samples=rates(len(memory) * size, tuple(readings[key])),
             method=method,
             path=path,
             low=1e9,

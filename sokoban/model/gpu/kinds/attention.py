@@ -41,12 +41,10 @@ from sokoban.schedule.warp_groups import MOVED_REGISTERS
 #: stand for chains that a count of instructions does not show.
 EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 #: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
-#: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
-#: 128 elements: per logit, and per product for itself, its descriptors and the rest of a step.
-GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 7.3
-#: Instructions of a thread and step by which its rows keep their bases, for half a logit of every key: comparisons, a
-#: vote, the bases themselves. Compiled loops have 8 to 10.
-BASE_INSTRUCTIONS = 10.0
+#: does (FlashAttention 3 on H100, same place). Instructions are those of compiled loops of 128 rows by 64 and 128 keys
+#: of 64 to 192 elements: per logit (its scaling, half of a comparison, a sum, half of a conversion), per product with
+#: its descriptors, and per step of a thread; those of five tiles are off by 4 of 76 to 97 at most.
+GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS, GROUP_STEP_INSTRUCTIONS = 0.56, 3.0, 2.7, 53.0
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
 #: Instructions of a thread for a place that a table of pages names: its load, two comparisons with the pool's ends, the
@@ -236,8 +234,9 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
     instructions = LOGIT_INSTRUCTIONS
     if schedule.instruction.is_by_groups:
         # A thread has half as many logits as the step has keys, and a product for every 16 of the depth and the keys.
-        products_each = (depth + schedule.keys) / FRAGMENT_DEPTH / (schedule.keys / 2)
-        instructions = GROUP_LOGIT_INSTRUCTIONS + GROUP_PRODUCT_INSTRUCTIONS * products_each
+        products = (depth + schedule.keys) / FRAGMENT_DEPTH
+        each_step = GROUP_PRODUCT_INSTRUCTIONS * products + GROUP_STEP_INSTRUCTIONS
+        instructions = GROUP_LOGIT_INSTRUCTIONS + each_step / (schedule.keys / 2)
     is_scalar = schedule.instruction is Instruction.FMA
     row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
     queries, pages = kernel.inputs[0], attention.pages
@@ -251,9 +250,10 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         slices=kernel.slices,
         products=depth + width,
         loads_per_product=loads_per_product(schedule, schedule.keys, width) if is_scalar else 0.0,
-        # Sums shrink in every step, or seldom, where matrix instructions multiply: a step asks whether they have to.
+        # Sums shrink in every step, or seldom, where matrix instructions multiply: what a step asks about it takes no
+        # more instructions than the shuffles of FlashAttention 2, which it does without.
         exponentials=instructions
-        + (width if is_scalar else 2 * BASE_INSTRUCTIONS) / schedule.keys
+        + (width / schedule.keys if is_scalar else 0.0)
         + lookups(kernel, schedule) * LOOKUP_INSTRUCTIONS / (schedule.rows * schedule.keys),
         port_bytes=fragment_bytes(schedule, schedule.keys, depth, width, attention.dtype),
         step_bytes=schedule.keys * row + table_bytes,

@@ -13,7 +13,17 @@ import msgspec
 import pytest
 
 from hal.microbench import Measurement, MicrobenchError, Settings, cpu, json_text, toml_text
-from hal.microbench.cpu import CpuDescription, against_numpy, capacity, describe, measure_cpu, numpy_products, topology
+from hal.microbench.cpu import (
+    ENOUGH_SECONDS,
+    LEAST_READINGS,
+    CpuDescription,
+    against_numpy,
+    capacity,
+    describe,
+    measure_cpu,
+    numpy_products,
+    topology,
+)
 from hal.microbench.cpu.bandwidth import Reading, level_sets
 from hal.microbench.cpu.capacity import held_bytes
 from hal.microbench.cpu.cores import Cores
