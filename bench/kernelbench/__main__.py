@@ -69,13 +69,13 @@ def judged(operators: Operators, device: DeviceSpec, *, proves: bool) -> Result:
         return Result(operators=operators)
     seconds = roofline = 0.0
     proofs = []
-    for expr in operators.expressions:
+    for expr, launches in zip(operators.expressions, operators.launches, strict=True):
         try:
             program = _best(expr, device)
         except InputError as error:
             return Result(operators=operators, refused=str(error))
-        seconds += program.estimate.seconds
-        roofline += _roofline(program, device)
+        seconds += launches * program.estimate.seconds
+        roofline += launches * _roofline(program, device)
         if proves:
             proofs.append(_proved(program, Target.of(device)))
     problem = operators.problem

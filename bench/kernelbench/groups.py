@@ -1,10 +1,14 @@
 """Problems as lists of operators: calls in the language, those element by element behind what they read.
 
-Convolutions of float32 may round to TensorFloat-32 and products may not, as PyTorch has it by default.
+Convolutions of float32 may round to TensorFloat-32 and products may not, as PyTorch has it by default. Of tensors with
+more elements than 32 bits count, a part along the first axis is an operator, launched once for each part, as PyTorch's
+own iterators cut such tensors.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +18,16 @@ from bench.kernelbench.rows import without_probabilities, without_turns
 from bench.kernelbench.rules import said
 from bench.kernelbench.texts import Said, Unsaid, cropped, in_memory_order
 from hal.support.errors import InputError
+from sokoban.language.checks import MAX_ELEMENTS
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 
 #: Values that most functions of a group take, beyond which operators end.
 MOST_STATEMENTS = 12
+
+
+#: A tensor and its indices, none of which is read from a tensor.
+_READ = re.compile(r"(\w+)\[([^\[\]]*)\]")
 
 
 @dataclass
@@ -87,6 +96,36 @@ class _Group:
             "allow_tf32": "convolution" in self.stems and set(self.dtypes.values()) == {"float32"},
         }  # fmt: skip
 
+    def in_parts(self) -> tuple[_Group, int]:
+        """One of the fewest equal parts along the first axis whose tensors all have :data:`MAX_ELEMENTS` elements at
+        most, and how many there are; the group as it is where there is no need, or no such axis."""
+        axes = {each.partition("[")[2].partition("]")[0].partition(",")[0] for each in self._each_statement()}
+        lengths, along = {self.sizes.get(axis) for axis in axes}, self._along(axes)
+        (length,) = lengths if len(lengths) == 1 else (None,)
+        for parts in range(1, (length or 0) + 1):
+            shapes = {
+                name: (shape[0] // parts, *shape[1:]) if along and name in along else shape
+                for name, shape in self.shapes.items()
+            }
+            most = max(map(math.prod, [*shapes.values(), (math.prod(self.output) // parts,)]))
+            if length and length % parts == 0 and most <= MAX_ELEMENTS and (along or parts == 1):
+                return replace(self, shapes=shapes, sizes=self.sizes | dict.fromkeys(axes, length // parts)), parts
+        return self, 1
+
+    def _each_statement(self) -> list[str]:
+        return "; ".join(self.statements).split("; ")
+
+    def _along(self, axes: set[str]) -> set[str] | None:
+        """Tensors whose first dimension is one of some axes; None where an axis stands anywhere else."""
+        along, text = set(), "; ".join(self.statements)
+        named = re.compile(r"\b(" + "|".join(map(re.escape, axes)) + r")\b")
+        for tensor, index in _READ.findall(text):
+            first, *others = index.partition("|")[0].split(",")
+            if named.search(",".join(others)) or (named.search(first) and first.strip() not in axes):
+                return None
+            along |= {tensor} if named.search(first) else set()
+        return None if named.search(_READ.sub("", text)) else along
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
@@ -96,12 +135,14 @@ class Operators:
         problem: the problem.
         expressions: of the language, in order; all of them compute it. Tensors are called ``T`` and their number.
         results: numbers of the tensors that they write.
+        launches: how often each is launched: once, or for every part of its tensors.
         reason: why there are none; empty where there are.
     """
 
     problem: Problem
     expressions: tuple[TensorExpr, ...] = ()
     results: tuple[int, ...] = ()
+    launches: tuple[int, ...] = ()
     reason: str = ""
 
 
@@ -113,15 +154,17 @@ def operators_of(problem: Problem) -> Operators:
     except Unsaid as reason:
         return Operators(problem=problem, reason=str(reason))
     stem = problem.name.partition("/")[2].partition("_")[0] or "0"
-    expressions = []
+    expressions, launches = [], []
     for number, group in enumerate(groups, start=1):
-        data = group.data(f"problem_{stem}_{number}_{'_'.join(group.stems)}"[:90])
+        part, count = group.in_parts()
+        launches.append(count)
+        data = part.data(f"problem_{stem}_{number}_{'_'.join(group.stems)}"[:90])
         try:
             expressions.append(operator_from_data(data))
         except InputError as error:
             return Operators(problem=problem, reason=f"{' and '.join(group.stems)}: {error}")
     results = tuple(group.result for group in groups)
-    return Operators(problem=problem, expressions=tuple(expressions), results=results)
+    return Operators(problem=problem, expressions=tuple(expressions), results=results, launches=tuple(launches))
 
 
 def _groups(calls: Sequence[Call]) -> list[_Group]:

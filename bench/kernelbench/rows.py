@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.kernelbench.problem import Call, Shape
-from bench.kernelbench.texts import Said, Unsaid, axes_of, read_text, sizes_of
+from bench.kernelbench.texts import Said, Unsaid, axes_of, number_text, read_text, sizes_of
 
 
 def _dimensions(call: Call, place: int = 1) -> list[int]:
@@ -295,12 +295,13 @@ def loss(value: str) -> Callable[[Call], Said]:
     return rule
 
 
-def filled(value: int) -> Callable[[Call], Said]:
-    """A result of one number."""
+def filled(value: float | None = None, place: int = 0) -> Callable[[Call], Said]:
+    """A result of one number, which is an argument of the call where it is not given."""
 
     def rule(call: Call) -> Said:
         names = axes_of("i", call.outputs[0])
-        text = f"{{out}}[{', '.join(names)}] = {value}"
+        number = number_text(call.value(place)) if value is None else value
+        text = f"{{out}}[{', '.join(names)}] = {number}"
         return Said(text=text, sizes=sizes_of(names, call.outputs[0]), shapes=[], output=call.outputs[0])
 
     return rule

@@ -64,11 +64,12 @@ _RULES: Mapping[str, Callable[[Call], Said]] = {
     "index_select": index_select,
     "mse_loss": loss("(X - Z) * (X - Z)"), "flip": flip, "cat": joined,
     "zeros": filled(0), "zeros_like": filled(0), "ones": filled(1), "ones_like": filled(1),
+    "scalar_tensor": filled(), "full": filled(place=1), "full_like": filled(place=1),
     "smooth_l1_loss": loss("select(abs(X - Z) < 1, 0.5 * (X - Z) * (X - Z), abs(X - Z) - 0.5)"),
 }  # fmt: skip
 
 #: Operators that the language has no words for.
 _REASONS: Mapping[str, str] = {
-    "native_dropout": "random numbers", "index": "reads by several index tensors",
+    "native_dropout": "random numbers", "bernoulli": "random numbers", "index": "reads by several index tensors",
     "_cudnn_rnn": "a recurrent network", "topk": "several largest values", "sort": "an order of values",
 }  # fmt: skip

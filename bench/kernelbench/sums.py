@@ -34,16 +34,18 @@ class _Side:
 
     Attributes:
         left: axes of the result, with their ``sizes``.
-        summed: axis that is summed over, with its size.
+        summed: axes that are summed over, with their sizes.
         image, window: indices of the image and of the filters.
         condition: what has to hold for anything to be summed; empty for nothing.
+        meeting: what has to hold for a tap to meet an input; empty where all do.
     """
 
     left: dict[str, int]
-    summed: tuple[str, int]
+    summed: dict[str, int]
     image: str
     window: str
     condition: str = ""
+    meeting: str = ""
 
     @property
     def extent(self) -> int:
@@ -53,30 +55,27 @@ class _Side:
 
 def _side(number: int, taps: int, extent: int, step: int, pad: int, apart: int) -> _Side:
     o, k = f"o{number}@", f"k{number}@"
-    return _Side(left={o: extent}, summed=(k, taps), image=f"{step}*{o} + {apart}*{k} - {pad}", window=k)
+    return _Side(left={o: extent}, summed={k: taps}, image=f"{step}*{o} + {apart}*{k} - {pad}", window=k)
 
 
 def _transposed_side(number: int, taps: int, extent: int, step: int, pad: int, apart: int) -> _Side:
-    """One dimension of a transposed convolution, whose places by strides of s are s*q + r.
-
-    Raises:
-        Unsaid: strides and dilation meet at places that are no affine index.
-    """
+    """One dimension of a transposed convolution, whose places by strides of s are s*q + r."""
     o, k, q, r, t = (f"{letter}{number}@" for letter in "okqrt")
     if step == 1:
-        return _Side(left={o: extent}, summed=(k, taps), image=f"{o} + {pad} - {apart}*{k}", window=k)
+        return _Side(left={o: extent}, summed={k: taps}, image=f"{o} + {pad} - {apart}*{k}", window=k)
     left = {q: -(-extent // step), r: step}
     if apart % step == 0:
         # All taps meet inputs at places of one remainder.
         met = -pad % step
         image = f"{q} + {(met + pad) // step} - {apart // step}*{k}"
-        return _Side(left=left, summed=(k, taps), image=image, window=k, condition=f"{r} == {met}")
-    if apart > 1:
-        raise Unsaid("a transposed convolution whose strides do not divide its dilation")
-    # The taps that meet an input are r + p - s*t, for the few inputs q + t.
-    low, high = -((taps - 1 - pad) // step), (step - 1 + pad) // step
-    image, window = f"{q} + {t} + {low}".replace("+ -", "- "), f"{r} + {pad - step * low} - {step}*{t}"
-    return _Side(left=left, summed=(t, high - low + 1), image=image, window=window)
+        return _Side(left=left, summed={k: taps}, image=image, window=k, condition=f"{r} == {met}")
+    # The few inputs q + t that a tap meets: t from the last one at the first place to the first one at the last.
+    low, high = -((apart * (taps - 1) - pad) // step), (step - 1 + pad) // step
+    image = f"{q} + {t} + {low}".replace("+ -", "- ")
+    way = f"{r} + {pad - step * low} - {step}*{t}"
+    if apart == 1:
+        return _Side(left=left, summed={t: high - low + 1}, image=image, window=way)
+    return _Side(left=left, summed={k: taps, t: high - low + 1}, image=image, window=k, meeting=f"{way} == {apart}*{k}")
 
 
 def convolution(call: Call) -> Said:
@@ -92,11 +91,14 @@ def convolution(call: Call) -> Said:
     channels, filters = x[1] // groups, output[1] // groups
     places = {axis: size for side in sides for axis, size in side.left.items()}
     sizes = {"n@": x[0], **dict.fromkeys(grouped, groups), "f@": filters, "c@": channels, **places}
-    sizes |= dict(side.summed for side in sides)
+    summed = {axis: size for side in sides for axis, size in side.summed.items()}
+    sizes |= summed
     weights, of_weights = (["c@", "f@"], [channels, filters]) if is_transposed else (["f@", "c@"], [filters, channels])
     image = read_text(0, ["n@", *grouped, "c@", *(side.image for side in sides)], "0")
     window = read_text(1, [*grouped, *weights, *(side.window for side in sides)], "0" if is_transposed else "")
-    text = f"sum([{', '.join(['c@', *(side.summed[0] for side in sides)])}], {image} * {window})"
+    met = [side.meeting for side in sides if side.meeting]
+    term = f"select({' and '.join(met)}, {image} * {window}, 0)" if met else f"{image} * {window}"
+    text = f"sum([{', '.join(['c@', *summed])}], {term})"
     conditions = [side.condition for side in sides if side.condition]
     if conditions:
         text = f"select({' and '.join(conditions)}, {text}, 0)"

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from bench.kernelbench import groups
 from bench.kernelbench.groups import Operators, operators_of
 from bench.kernelbench.record import recorded
 from sokoban.language.reference import evaluate
@@ -69,6 +70,10 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         lambda x, w: F.conv_transpose2d(x, w, stride=(2, 3), padding=(1, 2), dilation=(2, 1), groups=2) + 1,
         [(1, 4, 5, 6), (4, 3, 3, 5)],
     ),
+    "transposed by strides that do not divide a dilation": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=(5, 4), padding=(1, 3), dilation=(2, 6), output_padding=1),
+        [(2, 4, 5, 6), (4, 3, 3, 4), (3,)],
+    ),
     "transposed, grouped": (
         lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=2, output_padding=1, groups=2), [(2, 4, 9), (4, 3, 5)],
     ),
@@ -91,6 +96,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), [(4, 3, 5), (3,), (3,)]),
     "smooth loss": (F.smooth_l1_loss, [(5, 4), (5, 4)]),
     "squares": (lambda x, y: torch.mean((x - y) ** 2), [(5, 4), (4,)]),
+    "cosines": (lambda x, y: torch.mean(1 - F.cosine_similarity(x, y, dim=1)), [(5, 4), (5, 4)]),
+    "numbers": (lambda x: torch.minimum(x * torch.full_like(x, 2.0), torch.full_like(x, 0.7)), [(3, 4)]),
     "triangles": (lambda a: torch.tril(torch.triu(a, -1)), [(5, 5)]),
     "exclusive": (
         lambda x: torch.cumsum(torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), x), dim=1).narrow(1, 0, 4), 1),
@@ -140,10 +147,30 @@ def test_a_cross_entropy_writes_no_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "shapes", "launches", "first"),
+    [
+        (lambda x: F.avg_pool2d(x, 2), [(6, 2, 6, 6)], 6, {"T0": 1}),
+        (lambda x, w: (x @ w) * 2 + 1, [(12, 30), (30, 3)], 4, {"T0": 3, "T1": 30}),
+        (lambda x: x.softmax(1), [(8, 30)], 4, {"T0": 2}),
+        (lambda x: x.sum(0), [(8, 30)], 1, {"T0": 8}),
+        (lambda x: x.flip(0), [(8, 30)], 1, {"T0": 8}),
+        (lambda x: x * x.T, [(12, 12)], 1, {"T0": 12}),
+    ],
+)
+def test_tensors_of_too_many_elements_are_launched_in_parts(
+    function: Callable[..., Any], shapes: list[Any], launches: int, first: dict[str, int], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(groups, "MAX_ELEMENTS", 100)
+    said = operators(function, tensors(*shapes))
+    assert not said.reason and said.launches == (launches,)
+    (expr,) = said.expressions
+    assert {name: expr.tensor_by_name[name].shape[0] for name in first} == first
+
+
+@pytest.mark.parametrize(
     ("function", "shapes", "reason"),
     [
-        (lambda x: F.dropout(x, 0.5, training=True), [(3, 4)], "bernoulli has no rule"),
-        (lambda x, w: F.conv_transpose1d(x, w, stride=2, dilation=3), [(2, 4, 9), (4, 3, 5)], "strides do not divide"),
+        (lambda x: F.dropout(x, 0.5, training=True), [(3, 4)], "random numbers"),
         (lambda x: torch.sort(x)[0], [(3, 4)], "an order of values"),
         (lambda x: torch.fft.rfft(x), [(3, 4)], "has no rule"),
     ],

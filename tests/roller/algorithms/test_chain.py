@@ -150,7 +150,7 @@ def test_a_chain_is_verified_as_a_whole() -> None:
 
 
 def test_a_chain_that_spills_ranks_behind_kernels_that_do_not() -> None:
-    result = compiled(TALL, Pool(spills=8))
+    result = compiled(TALL, Pool(spills=4096))
     assert not any(isinstance(kernel.program, ChainProgram) for kernel in result.kernels)
 
 
