@@ -6,13 +6,14 @@ walks is read along its rows, or turned, as the depth of a product whose other f
 
 from __future__ import annotations
 
+from codegen.gpu.matrix.wgmma_functions import SHARED_START
 from codegen.gpu.walks.group_functions import logits_name, values_name
 from sokoban.schedule.attention import FRAGMENT_DEPTH, padded
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
-#: The group of a warp, as a number that the compiler knows to be the same for all of its lanes: descriptors stay in
-#: uniform registers, in which the instruction takes them.
-GROUP = "const int group = __shfl_sync(0xffffffffu, warp / 4, 0);"
+#: The group of a warp, as a number that the compiler knows to be the same for all of its lanes, and where shared memory
+#: begins.
+GROUP = f"const int group = __shfl_sync(0xffffffffu, warp / 4, 0);\n    {SHARED_START}"
 
 
 def product_of_rows(
@@ -38,8 +39,8 @@ def product_of_rows(
         lines.append(f"      {more if depth else first}({sums}[0][0], {rows}, {from_step});\n")
     return f"""\
     {{
-      const unsigned long long own_rows = matrix_descriptor(shared, {own}group * 8192, 16, 1024);
-      const unsigned long long step_rows = matrix_descriptor(shared, {walked}, 16, 1024);
+      const unsigned long long own_rows = matrix_descriptor(shared, {own}group * 8192, 16, 1024, shared_start);
+      const unsigned long long step_rows = matrix_descriptor(shared, {walked}, 16, 1024, shared_start);
 {"".join(lines)}    }}
 {"    warp_group_commit();" if ends else ""}"""
 
@@ -49,7 +50,8 @@ def product_of_columns(sums: str, factors: str, dtype: str, width: int, *, walke
     product = values_name(dtype, padded(width))
     return f"""\
     {{
-      const unsigned long long step_columns = matrix_descriptor(shared, {walked}, {step_name} * {PANEL_BYTES}, 1024);
+      const unsigned long long step_columns =
+          matrix_descriptor(shared, {walked}, {step_name} * {PANEL_BYTES}, 1024, shared_start);
 #pragma unroll
       for (int n = 0; n < {step_name} / 16; ++n) {product}({sums}[0][0], {factors}[n], step_columns + n * 128);
     }}

@@ -36,8 +36,11 @@ from sokoban.schedule.attention_gradient import (
 
 #: Instructions per logit where warp groups multiply, besides those of products, as the compiled loops have them: one
 #: that scales it, two for its gradient, half a conversion each for the gradient and, of keys, the probability, and of
-#: keys half a load of a query's two numbers. And per product: itself, its descriptors, and the rest of a step.
-GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS, GROUP_PRODUCT_INSTRUCTIONS = 3.5, 4.5, 5.7
+#: keys half a load of a query's two numbers.
+GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS = 3.5, 4.5
+#: Instructions of a thread per product with its descriptors, and per step, likewise: those of six loops are off by 6 of
+#: 62 to 99 at most.
+GROUP_PRODUCT_INSTRUCTIONS, GROUP_STEP_OF_QUERIES, GROUP_STEP_OF_KEYS = 3.0, 26.0, 42.0
 #: Instructions per slope that is written: compiled loops have 2.0 to 2.4 more with slopes than without (an exchange,
 #: three choices, a store and its guard for four of them).
 SLOPE_INSTRUCTIONS = 2.2
@@ -201,9 +204,10 @@ def _instructions(kernel: AttentionGradientKernel, schedule: GradientSchedule, d
         return LOGIT_INSTRUCTIONS
     of_keys = kernel.is_of_keys
     # A thread has half as many logits as the step has rows; products are along both widths, and along the step.
-    products = (depth + width + schedule.step * (1 + of_keys)) / FRAGMENT_DEPTH / (schedule.step / 2)
+    products = (depth + width + schedule.step * (1 + of_keys)) / FRAGMENT_DEPTH
     each = GROUP_INSTRUCTIONS_OF_KEYS if of_keys else GROUP_INSTRUCTIONS_OF_QUERIES
-    return each + GROUP_PRODUCT_INSTRUCTIONS * products
+    each_step = GROUP_STEP_OF_KEYS if of_keys else GROUP_STEP_OF_QUERIES
+    return each + (GROUP_PRODUCT_INSTRUCTIONS * products + each_step) / (schedule.step / 2)
 
 
 def _loads_per_product(schedule: GradientSchedule, dots: float, results: float) -> float:
