@@ -39,7 +39,7 @@ _OPERAND_BYTES = (
     (re.compile(r"copy_async_(\d+)\w*"), None),
     (re.compile(r"load_matrix_x4\w*|load_bytes_\w+"), 16),
     (re.compile(r"load_words_\w+|store_shared"), 4),
-    (re.compile(r"matrix_descriptor"), 32),
+    (re.compile(r"\w*matrix_descriptor"), 32),
     (re.compile(r"copy_tile\w*"), 128),
 )
 
@@ -171,7 +171,7 @@ def _operands(kernel: KernelText, number: int, size: int) -> Iterator[Mutation]:
     places = 2 if function.startswith("load_words") else 1
     for first, last in arguments[position + 1 : position + 1 + places]:
         yield from _moved(kernel, "operand", first, last, unit, f"{function}'s offset")
-    if function == "matrix_descriptor":
+    if function.endswith("matrix_descriptor"):
         # Of an operand whose depth lies in adjacent places the leading offset is not used.
         names = ("leading", "stride") if kernel.between(*arguments[position + 2]) != "16" else ("stride",)
         for name in names:

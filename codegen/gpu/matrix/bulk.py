@@ -250,8 +250,7 @@ extern "C" __global__ void {bounds}
 {self._copy_tiles()}
     }}
   }} else {{
-{more}    const int group = __shfl_sync(0xffffffffu, warp / 4, 0);
-    const unsigned shared_start = shared_address(shared, 0) >> 4;
+{more}    const int group = warp / 4;
     {self.sum_type} sums[{self.width // 2}]{f", products[{self.width // 2}]" if self.roles.scales else ""};
 {self._multiply_tiles()}
   }}
@@ -503,9 +502,7 @@ extern "C" __global__ void {bounds}
             a, b = (self.panels[load].described(0, 0, depth) for load in (roles.a, roles.b))
             group_bytes = self.panels[roles.a].described(0, GROUP_ROWS, depth)[0] - a[0]
             described = [f"{a[0]} + group * {group_bytes}, {a[1]}, {a[2]}", f"{b[0]}, {b[1]}, {b[2]}"]
-            operands = [
-                f"{device.DESCRIPTOR}(shared, stage * STAGE_BYTES + {text}, shared_start)" for text in described
-            ]
+            operands = [f"{device.DESCRIPTOR}(shared, stage * STAGE_BYTES + {text})" for text in described]
             name = device.product_name(roles.dtype, self.width, *turns, is_anew=is_anew and not lines)
             lines.append(f"        {name}({sums}, {operands[0]},\n            {operands[1]});")
         return "\n".join(lines)

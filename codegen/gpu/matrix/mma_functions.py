@@ -198,7 +198,7 @@ def device_functions(used: set[str]) -> str:
         used = used | {"load_matrix_x4_trans"}
     texts = [text for name, text in _FUNCTIONS.items() if name in used]
     # The descriptors of warp groups have addresses too.
-    if "matrix_descriptor" in used or any("shared_address" in text for text in texts):
+    if any("matrix_descriptor" in name for name in used) or any("shared_address" in text for text in texts):
         texts.insert(0, _SHARED_ADDRESS)
     if texts:
         texts = [f"#ifndef {_EMULATED}", *texts, "#endif"]

@@ -26,7 +26,7 @@ _TYPES = _TURNED_TYPES | {
     "int8": ("s8", "int8"),
 }  # fmt: skip
 
-DESCRIPTOR = "matrix_descriptor"
+DESCRIPTOR, UNIFORM_DESCRIPTOR = "matrix_descriptor", "uniform_matrix_descriptor"
 ARRIVE, COMMIT, PROXY_FENCE = "warp_group_arrive", "warp_group_commit", "async_proxy_fence"
 
 #: Waits until all products but those committed last are done.
@@ -113,24 +113,33 @@ static __device__ __forceinline__ void {name}() {{
 #endif"""
 
 
-#: Where shared memory begins, in 16 bytes, as a number that the compiler knows to be the same for all lanes and knows
-#: nothing else of: descriptors stay in uniform registers, and the next one is an addition of 64 bits to the last. Of an
-#: address whose lower bits it knew it would put together each half of each descriptor anew, an eighth of the
-#: instructions of gradients' loops.
-SHARED_START = "const unsigned shared_start = __shfl_sync(0xffffffffu, shared_address(shared, 0) >> 4, 0);"
-
 #: Start address, leading and stride byte offsets without their lowest four bits at bits 0, 16 and 32; 1 at bit 62 is
-#: 128-byte swizzle. The base offset (bits 49 to 51) is 0, as tiles start at multiples of 1024 bytes. ``start`` is where
-#: ``shared`` begins, in 16 bytes.
+#: 128-byte swizzle. The base offset (bits 49 to 51) is 0, as tiles start at multiples of 1024 bytes.
 _DESCRIPTOR = """\
 static __device__ __forceinline__ unsigned long long matrix_descriptor(const void* shared, int offset, int leading,
-                                                                       int stride, unsigned start) {
+                                                                       int stride) {
+  unsigned long long start = (shared_address(shared, offset) & 0x3FFFF) >> 4;
+  return start | (unsigned long long)(leading >> 4) << 16 | (unsigned long long)(stride >> 4) << 32 | 1ULL << 62;
+}"""
+
+#: Where shared memory begins, in 16 bytes, as a number that the compiler knows to be the same for all lanes and knows
+#: nothing else of: descriptors stay in uniform registers, and the next one is an addition of 64 bits to the last. Of an
+#: address whose lower bits it knows it puts together each half of each descriptor anew, an eighth of the instructions
+#: of gradients' loops.
+SHARED_START = "const unsigned shared_start = __shfl_sync(0xffffffffu, shared_address(shared, 0) >> 4, 0);"
+
+#: The same of an offset from :data:`SHARED_START`.
+_UNIFORM_DESCRIPTOR = """\
+static __device__ __forceinline__ unsigned long long uniform_matrix_descriptor(const void* shared, int offset,
+                                                                               int leading, int stride,
+                                                                               unsigned shared_start) {
   unsigned long long panels = (unsigned long long)(leading >> 4) << 16 | (unsigned long long)(stride >> 4) << 32;
-  return (start | panels | 1ULL << 62) + ((unsigned)offset >> 4);
+  return (shared_start | panels | 1ULL << 62) + ((unsigned)offset >> 4);
 }"""
 
 _FUNCTIONS = {
     DESCRIPTOR: _DESCRIPTOR,
+    UNIFORM_DESCRIPTOR: _UNIFORM_DESCRIPTOR,
     PROXY_FENCE: _instruction(PROXY_FENCE, "fence.proxy.async.shared::cta;"),
     ARRIVE: _instruction(ARRIVE, "wgmma.fence.sync.aligned;"),
     COMMIT: _instruction(COMMIT, "wgmma.commit_group.sync.aligned;"),

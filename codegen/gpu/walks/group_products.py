@@ -6,7 +6,7 @@ walks is read along its rows, or turned, as the depth of a product whose other f
 
 from __future__ import annotations
 
-from codegen.gpu.matrix.wgmma_functions import SHARED_START
+from codegen.gpu.matrix.wgmma_functions import SHARED_START, UNIFORM_DESCRIPTOR
 from codegen.gpu.walks.group_functions import logits_name, values_name
 from sokoban.schedule.attention import FRAGMENT_DEPTH, padded
 from sokoban.schedule.warp_groups import PANEL_BYTES
@@ -39,8 +39,10 @@ def product_of_rows(
         lines.append(f"      {more if depth else first}({sums}[0][0], {rows}, {from_step});\n")
     return f"""\
     {{
-      const unsigned long long own_rows = matrix_descriptor(shared, {own}group * 8192, 16, 1024, shared_start);
-      const unsigned long long step_rows = matrix_descriptor(shared, {walked}, 16, 1024, shared_start);
+      const unsigned long long own_rows =
+          {UNIFORM_DESCRIPTOR}(shared, {own}group * 8192, 16, 1024, shared_start);
+      const unsigned long long step_rows =
+          {UNIFORM_DESCRIPTOR}(shared, {walked}, 16, 1024, shared_start);
 {"".join(lines)}    }}
 {"    warp_group_commit();" if ends else ""}"""
 
@@ -51,7 +53,7 @@ def product_of_columns(sums: str, factors: str, dtype: str, width: int, *, walke
     return f"""\
     {{
       const unsigned long long step_columns =
-          matrix_descriptor(shared, {walked}, {step_name} * {PANEL_BYTES}, 1024, shared_start);
+          {UNIFORM_DESCRIPTOR}(shared, {walked}, {step_name} * {PANEL_BYTES}, 1024, shared_start);
 #pragma unroll
       for (int n = 0; n < {step_name} / 16; ++n) {product}({sums}[0][0], {factors}[n], step_columns + n * 128);
     }}
