@@ -69,10 +69,11 @@ class WholeGradient:
         return (gradient_kernel(form),)
 
     def cut_down(self, form: KernelForm, schedules: Sequence[GradientSchedule]) -> tuple[KernelForm, WholeGradient]:
-        """A gradient of a few heads, over which both sides still make several tiles."""
+        """A gradient of a few heads, over which both sides still make several tiles and steps: of what is walked, or of
+        a window, which is at most half of it, enough to use a buffer again."""
         schedule = schedules[0]
         gradient = form.attention_gradient
-        of_keys, steps = gradient.of == "keys", schedule.stages + 1
+        of_keys, steps = gradient.of == "keys", (schedule.stages + 1) * (2 if gradient.window_size else 1)
         key_tile, query_tile = (schedule.rows, schedule.step) if of_keys else (schedule.step, schedule.rows)
         group = gradient.heads // gradient.key_heads
         by_head = gradient.slopes or (of_keys and schedule.instruction is not Instruction.FMA)
@@ -81,7 +82,8 @@ class WholeGradient:
         keys = cut(gradient.key_count, key_tile, 1 if of_keys else steps)
         if gradient.slopes:
             queries = min(gradient.queries, padded(queries, SLOPE_PIECE))
-            keys = max(queries, keys) if gradient.causal else keys
+        if gradient.causal:  # the first of more queries than keys would see none
+            keys = min(gradient.key_count, max(queries, keys))
         small = gradient.smaller(b=min(2, gradient.b), key_heads=min(2, gradient.key_heads), queries=queries, keys=keys)
         if by_head:  # two heads of a group follow each other as many do
             small = structs.replace(small, heads=min(2, group) * small.key_heads)
