@@ -15,13 +15,15 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import composed_programs
 from roller.algorithms.chain import ChainProgram
-from roller.algorithms.flash_gradient import program_of
+from roller.algorithms.flash_gradient import WholeGradient, gradient_kernel, program_of
 from roller.explain.page import explain
 from roller.programs import find_programs
+from sokoban.kernel.attention_gradient import SlopeProduct
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
+from sokoban.model.gpu.kinds.attention_gradient import gradient_walks, slope_walks
 from sokoban.schedule.attention_gradient import GradientSchedule
 
 A100, V100, H100 = (load_device(name) for name in ("a100", "v100", "h100"))
@@ -95,6 +97,18 @@ def test_the_first_is_right(changes: dict[str, Any], device: DeviceSpec) -> None
     result = verify_chain(check, engine="emulator", target=Target.of(device))
     assert result.passed, result.reason
     assert not result.needless
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 300}, {"causal": False}, {"kv_heads": 4}, {"slopes": True}])
+@pytest.mark.parametrize("of", ["keys", "queries"])
+def test_proofs_use_a_buffer_again(of: str, changes: dict[str, Any]) -> None:
+    """Without more steps than buffers no proof would notice that a buffer is overwritten while it is read."""
+    form = form_of(of=of, **changes)
+    schedule = GradientSchedule(rows=128, step=32, warps=8, stages=4, instruction=Instruction.WGMMA)
+    small, _ = WholeGradient().cut_down(form, [schedule])
+    kernel = gradient_kernel(small)
+    walk = slope_walks if isinstance(kernel, SlopeProduct) else gradient_walks
+    assert walk(kernel, schedule).longest > schedule.stages  # type: ignore[operator]
 
 
 @pytest.mark.usefixtures("opencl")
