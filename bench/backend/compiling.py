@@ -57,10 +57,12 @@ def first_call(name: str, compiler: str) -> dict[str, Any]:
 
 
 def _own_caches(folder: Path) -> dict[str, str]:
-    """The environment of a compiler with caches of its own: headers that another has compiled would be found there."""
+    """The environment of a compiler with caches of its own: headers that another has compiled would be found there.
+    Python keeps the modules that it compiles, as those of an installed package are kept."""
     with suppress(FileNotFoundError):  # what was measured of this processor is no cache of compilers
         shutil.copytree(cache_folder("devices"), folder / "roller" / "devices")
-    return {**os.environ, "XDG_CACHE_HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**others, "XDG_CACHE_HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
 def from_file(network: Any, inputs: tuple[Any, ...]) -> Any:
