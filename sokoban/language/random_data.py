@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sokoban.language.expression import (
+    FLOAT8_DTYPES,
     INTEGER_DTYPES,
     AxisValue,
     Call,
@@ -70,7 +71,7 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
         if tensor.name in peaks:
             _add_peaks(values, *peaks[tensor.name], generator)
         if softmax is not None and tensor.name in softmax.names:
-            values = softmax.rows((values - (low + high) / 2) / (high - low), tensor.name, generator)
+            values = softmax.rows((values - (low + high) / 2) / (high - low), tensor, generator)
         result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
 
@@ -78,8 +79,8 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 #: One of so many queries and of so many keys is long, so that logits of both have this standard deviation: some differ
 #: by more than sixteen powers of two, which float16 ends at, and float32 has all to a hundred-thousandth.
 _LONG_ROWS, _SPREAD = (2, 24), 12.0
-#: Most times that a long row is as long as another.
-_MOST_LENGTH = 64.0
+#: Most times that a long row is as long as another, and the least of integers, which have -1, 0 and 1 then.
+_MOST_LENGTH, _LEAST_LENGTH = 64.0, 3.0
 #: One of so many queries has all of its logits so far below others, further than float32 has exponentials (-87.3).
 _LOW_QUERIES, _LOW = 4, 110.0
 #: The first element of every key, but for an eighth of what others vary, and the most that one of a query is.
@@ -93,22 +94,26 @@ class _SoftmaxRows:
     Attributes:
         names: of both, queries first.
         length: of a long row.
-        first: what the first element of a low query has less than others.
+        first: what the first element of a low query has less than others; 0 where none is low.
+        are_integers: whether one of them is, all of whose rows are long: others would be rounded to 0.
     """
 
     names: tuple[str, str]
     length: float
     first: float
+    are_integers: bool
 
-    def rows(self, values: NDArray[np.float64], name: str, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Rows of elements uniform over a width of one around 0, some of them long or low."""
-        position = self.names.index(name)
+    def rows(self, values: NDArray[np.float64], tensor: Tensor, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Rows of elements uniform over a width of one around 0, some of them long or, of 16 bits and more, low."""
+        if self.are_integers:
+            return values * max(self.length, _LEAST_LENGTH)
+        position = self.names.index(tensor.name)
         shape = (*values.shape[:-1], 1)
         is_long = generator.integers(0, _LONG_ROWS[position], shape) == 0
         result: NDArray[np.float64] = values * np.where(is_long, self.length, 1.0)
-        if position:
+        if position and self.first:
             result[..., 0] = _FIRST_OF_KEYS + values[..., 0] / 8
-        else:
+        elif tensor.dtype not in FLOAT8_DTYPES:
             result[..., :1] -= np.where(generator.integers(0, _LOW_QUERIES, shape) == 0, self.first, 0.0)
         return result
 
@@ -130,13 +135,18 @@ def _softmax_rows(expr: TensorExpr) -> _SoftmaxRows | None:
         product = reached[0].reduction if len(reached) == 1 else None
         if product is None or product.function != "sum":
             continue
-        names = [factor.tensor for factor in factors_of(product.body) or () if isinstance(factor, Load)]
-        if len(names) == 2 and names[0] != names[1] and not any(name in by_tensor for name in names):
+        factors = [factor for factor in factors_of(product.body) or () if isinstance(factor, Load)]
+        names = [factor.tensor for factor in factors]
+        dtypes = [tensor.dtype for tensor in expr.inputs if tensor.name in names]
+        if len(names) == len(dtypes) == 2:
             # Elements are uniform over a width of one: the variance of a product of two is a twelfth of a twelfth.
             usual = scale * math.sqrt(math.prod(expr.sizes[axis] for axis in product.axes)) / 12
             length = math.sqrt(_SPREAD / max(usual, _SPREAD / _MOST_LENGTH**2))
             first = _LOW / max(scale * _FIRST_OF_KEYS, _LOW / _MOST_FIRST)
-            return _SoftmaxRows((names[0], names[1]), max(1.0, length), first)
+            if any(set(product.axes).isdisjoint(dict(factor.indices[-1].terms)) for factor in factors):
+                first = 0.0  # what lies in a row is not what is summed over
+            are_integers = any(dtype in INTEGER_DTYPES for dtype in dtypes)
+            return _SoftmaxRows((names[0], names[1]), max(1.0, length), first, are_integers)
     return None
 
 

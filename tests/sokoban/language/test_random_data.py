@@ -66,3 +66,25 @@ def test_products_without_a_softmax_have_no_long_rows() -> None:
     for text in ("Y[i] = max(j, sum(k, A[i,k] * B[j,k]))", "Y[i,j] = exp(sum(k, A[i,k] * B[j,k]))"):
         expr = parse_program(text, {"i": 16, "j": 16, "k": 8}, {})
         assert all(np.abs(values).max() <= 1.5 for values in random_inputs(expr, 0).values())
+
+
+def logits_by(dtype: str) -> dict[str, Any]:
+    """Inputs of a softmax over logits of ``A`` and ``B``, of which both have the type."""
+    text = "S[i,j] = sum(k, A[i,k] * B[j,k]) * 0.125; M[i] = max(j, S[i,j]); E[i,j] = exp(S[i,j] - M[i])"
+    text += "; T[i] = sum(j, E[i,j]); Y[i,j] = E[i,j] / T[i]"
+    return random_inputs(parse_program(text, {"i": 64, "j": 96, "k": 64}, {"A": dtype, "B": dtype}), 0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_all_logits_of_some_rows_are_lower_than_float32_has_exponentials(dtype: str) -> None:
+    inputs = logits_by(dtype)
+    short = np.abs(inputs["B"]).max(axis=1) < 2
+    largest = (inputs["A"] @ inputs["B"][short].T * 0.125).max(axis=1)
+    assert 0.1 < (largest < -87.4).mean() < 0.4
+
+
+def test_logits_of_narrow_types_are_made_of_numbers_that_these_have() -> None:
+    assert all(np.isfinite(values).all() for values in logits_by("float8_e4m3fn").values())
+    whole = logits_by("int8")
+    logits = whole["A"] @ whole["B"].T * 0.125
+    assert 6 < logits.std() < 24 and all(len(np.unique(values)) > 5 for values in whole.values())
