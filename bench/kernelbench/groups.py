@@ -22,12 +22,10 @@ from sokoban.language.checks import MAX_ELEMENTS
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 
-#: Values that most functions of a group take, beyond which operators end.
-MOST_STATEMENTS = 12
-
-
 #: A tensor and its indices, none of which is read from a tensor.
 _READ = re.compile(r"(\w+)\[([^\[\]]*)\]")
+#: Values that most functions of a group take, beyond which operators end.
+MOST_STATEMENTS = 12
 
 
 @dataclass
@@ -99,32 +97,30 @@ class _Group:
     def in_parts(self) -> tuple[_Group, int]:
         """One of the fewest equal parts along the first axis whose tensors all have :data:`MAX_ELEMENTS` elements at
         most, and how many there are; the group as it is where there is no need, or no such axis."""
-        axes = {each.partition("[")[2].partition("]")[0].partition(",")[0] for each in self._each_statement()}
-        lengths, along = {self.sizes.get(axis) for axis in axes}, self._along(axes)
+        text = "; ".join(self.statements)
+        axes = {each.partition("[")[2].partition("]")[0].partition(",")[0] for each in text.split("; ")}
+        lengths, along = {self.sizes.get(axis) for axis in axes}, _along(text, axes)
         (length,) = lengths if len(lengths) == 1 else (None,)
         for parts in range(1, (length or 0) + 1):
             shapes = {
-                name: (shape[0] // parts, *shape[1:]) if along and name in along else shape
-                for name, shape in self.shapes.items()
+                name: (shape[0] // parts, *shape[1:]) if name in along else shape for name, shape in self.shapes.items()
             }
             most = max(map(math.prod, [*shapes.values(), (math.prod(self.output) // parts,)]))
             if length and length % parts == 0 and most <= MAX_ELEMENTS and (along or parts == 1):
                 return replace(self, shapes=shapes, sizes=self.sizes | dict.fromkeys(axes, length // parts)), parts
         return self, 1
 
-    def _each_statement(self) -> list[str]:
-        return "; ".join(self.statements).split("; ")
 
-    def _along(self, axes: set[str]) -> set[str] | None:
-        """Tensors whose first dimension is one of some axes; None where an axis stands anywhere else."""
-        along, text = set(), "; ".join(self.statements)
-        named = re.compile(r"\b(" + "|".join(map(re.escape, axes)) + r")\b")
-        for tensor, index in _READ.findall(text):
-            first, *others = index.partition("|")[0].split(",")
-            if named.search(",".join(others)) or (named.search(first) and first.strip() not in axes):
-                return None
-            along |= {tensor} if named.search(first) else set()
-        return None if named.search(_READ.sub("", text)) else along
+def _along(text: str, axes: set[str]) -> set[str]:
+    """Tensors whose first dimension is one of some axes; none where an axis stands anywhere else."""
+    along = set()
+    named = re.compile(r"\b(" + "|".join(map(re.escape, axes)) + r")\b")
+    for tensor, index in _READ.findall(text):
+        first, *others = index.partition("|")[0].split(",")
+        if named.search(",".join(others)) or (named.search(first) and first.strip() not in axes):
+            return set()
+        along |= {tensor} if named.search(first) else set()
+    return set() if named.search(_READ.sub("", text)) else along
 
 
 @dataclass(frozen=True, kw_only=True)

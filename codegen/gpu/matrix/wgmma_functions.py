@@ -125,7 +125,8 @@ static __device__ __forceinline__ unsigned long long matrix_descriptor(const voi
 #: Where shared memory begins, in 16 bytes, as a number that the compiler knows to be the same for all lanes and knows
 #: nothing else of: descriptors stay in uniform registers, and the next one is an addition of 64 bits to the last. Of an
 #: address whose lower bits it knows it puts together each half of each descriptor anew, an eighth of the instructions
-#: of gradients' loops.
+#: of gradients' loops. Products of matrices go without: where clusters meet, warps that shuffle first hid from the
+#: emulator that a meeting was left out.
 SHARED_START = "const unsigned shared_start = __shfl_sync(0xffffffffu, shared_address(shared, 0) >> 4, 0);"
 
 #: The same of an offset from :data:`SHARED_START`.

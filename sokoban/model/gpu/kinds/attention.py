@@ -43,7 +43,7 @@ EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 #: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
 #: does (FlashAttention 3 on H100, same place). Instructions are those of compiled loops of 128 rows by 64 and 128 keys
 #: of 64 to 192 elements: per logit (its scaling, half of a comparison, a sum, half of a conversion), per product with
-#: its descriptors, and per step of a thread; those of five tiles are off by 4 of 76 to 97 at most.
+#: its descriptors, and per step of a thread; those of five tiles are off by 10 of 76 to 97 at most.
 GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS, GROUP_STEP_INSTRUCTIONS = 0.56, 3.0, 2.7, 53.0
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
