@@ -62,7 +62,7 @@ _PART_MEANING = {
     "unhidden": "of other stages that it does not hide",
     "waiting": "of waiting that no other block fills",
     "stores": "of storing results",
-    "finishing": "of final statements behind the last step",
+    "finishing": "between the last step of a block and the first of the next, final statements included",
     "dram overlap": "of DRAM that the units do not hide",
     "hoisting": "risked by operands hoisted without registers",
     "power limit": "that the power limit adds",

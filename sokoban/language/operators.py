@@ -160,8 +160,8 @@ def _from_data(data: dict[str, Any]) -> TensorExpr:
 
 
 def _layer_products(data: dict[str, Any]) -> TensorExpr:
-    """A layer that is one kernel of ours: grouped products of 16 bits, or products of eight bits with scales of blocks,
-    grouped or not.
+    """A layer that is one kernel of ours: products of eight bits with scales, or grouped ones of 16 bits, or of eight
+    bits with scales of blocks.
 
     Raises:
         InputError: it is another layer, or of other numbers.
@@ -173,7 +173,7 @@ def _layer_products(data: dict[str, Any]) -> TensorExpr:
         problem = f"{data['op']!r} is a layer of several kernels of a library and no kernel of ours"
         raise InputError("op", problem, remedy)
     is_grouped = isinstance(layer, GroupedMatmul)
-    able = (SIXTEEN_BITS, EIGHT_BITS_IN_BLOCKS) if is_grouped else (EIGHT_BITS_IN_BLOCKS,)
+    able = (*((SIXTEEN_BITS,) if is_grouped else _SCALED), EIGHT_BITS_IN_BLOCKS)
     if layer.precision not in able:
         problem = f"{layer.precision} needs several kernels of a library: those of ours multiply {listed(able)}"
         raise InputError("precision", problem, remedy)
@@ -181,8 +181,7 @@ def _layer_products(data: dict[str, Any]) -> TensorExpr:
     if layer.precision == EIGHT_BITS_IN_BLOCKS:
         _check_blocks(layer)
         return _grouped_blocks(layer, name) if isinstance(layer, GroupedMatmul) else _products_of_blocks(layer, name)
-    assert isinstance(layer, GroupedMatmul)
-    return _grouped_products(layer, name)
+    return _grouped_products(layer, name) if isinstance(layer, GroupedMatmul) else _scaled_products(layer, name)
 
 
 def _grouped_products(layer: GroupedMatmul, name: str) -> TensorExpr:
@@ -206,8 +205,28 @@ def _check_blocks(layer: GroupedMatmul | ScaledMatmul) -> None:
             raise InputError(field, problem, f"pad the weights to {-(-size // BLOCK) * BLOCK}")
 
 
-#: Element types of products with scales of blocks.
-_BLOCK_DTYPES = {"SX": "float32", "SW": "float32", "Y": SIXTEEN_BITS}
+#: Element types of products with scales.
+_SCALED_DTYPES = {"SX": "float32", "SW": "float32", "Y": SIXTEEN_BITS}
+
+
+#: Precisions whose scales do not change along the depth: type of the operands, and where the scales of both stand.
+_SCALED = {
+    "fp8-rowwise": ("float8_e4m3fn", "m", "n"),
+    "fp8-tensorwise": ("float8_e4m3fn", "0", "0"),
+    "int8-rowwise": ("int8", "m", "n"),
+}
+
+
+def _scaled_products(layer: ScaledMatmul, name: str) -> TensorExpr:
+    """The product of a layer with a scale for every row of both operands, or one for each of them."""
+    dtype, row, column = _SCALED[layer.precision]
+    return parse_program(
+        f"C[m,n] = sum(k, X[m,k] * W[n,k]); Y[m,n] = C[m,n] * SX[{row}] * SW[{column}]",
+        {"m": layer.m, "n": layer.n, "k": layer.k},
+        _SCALED_DTYPES,
+        name=name,
+        default_dtype=dtype,
+    )
 
 
 def _products_of_blocks(layer: ScaledMatmul, name: str) -> TensorExpr:
@@ -217,7 +236,7 @@ def _products_of_blocks(layer: ScaledMatmul, name: str) -> TensorExpr:
     return parse_program(
         "Y[m,c,n] = sum((b, k), X[m,b,k] * W[c,n,b,k] * SX[b,m] * SW[c,b])",
         {"m": layer.m, "c": columns, "n": BLOCK, "b": depth, "k": BLOCK},
-        _BLOCK_DTYPES,
+        _SCALED_DTYPES,
         name=name,
         default_dtype="float8_e4m3fn",
         external_shapes={"X": [layer.m, layer.k], "W": [layer.n, layer.k], "Y": [layer.m, layer.n]},
@@ -230,7 +249,7 @@ def _grouped_blocks(layer: GroupedMatmul, name: str) -> TensorExpr:
     return parse_program(
         "Y[t,r,c,n] = sum((b, k), X[t,r,b,k] * W[G[t],c,n,b,k] * SX[b,t,r] * SW[G[t],c,b])",
         {"t": tiles, "r": layer.tile, "c": columns, "n": BLOCK, "b": depth, "k": BLOCK},
-        {**_BLOCK_DTYPES, "G": "int32"},
+        {**_SCALED_DTYPES, "G": "int32"},
         name=name,
         shapes={"W": [groups, columns, BLOCK, depth, BLOCK], "SW": [groups, columns, depth]},
         default_dtype="float8_e4m3fn",

@@ -15,6 +15,7 @@ from sokoban.model.gpu.compiled import compiled_stages
 from sokoban.model.gpu.issue import issue_seconds
 from sokoban.model.gpu.occupancy import CompilerReport, granted_registers, operand_registers
 from sokoban.model.gpu.stages import (
+    between_tiles_seconds,
     compute_seconds,
     dram_seconds,
     filling_seconds,
@@ -46,10 +47,10 @@ UNHIDDEN = 0.2
 HIDING = 0.15
 
 #: The same share for kernels that copy asynchronously and load the next fragments while they multiply: their warps do
-#: not alternate between stages. An estimate, twice what makes a product of 8192 cubed on A100 without a power limit
-#: take as long as CUTLASS was measured to (295 TFLOP/s on zeros, H. He, "Strangely, matrix multiplications on GPUs run
-#: faster when given predictable data", 2024).
-UNHIDDEN_ASYNCHRONOUS = 0.07
+#: not alternate between stages. cuBLAS's products of bfloat16 on an A100 by tiles of 128 by 256, in whole rounds, take
+#: 1.043 times what their tiles' products do at the peak, and 5.0 us a tile (regression over depths of 1,024 to
+#: 65,536, on half of the weights; docs/accuracy.md judges both on the other half). Barriers are 0.02 of that.
+UNHIDDEN_ASYNCHRONOUS = 0.015
 
 #: The same share where bulk copies bring what warp groups multiply: their warps do not alternate. A copying warp only
 #: product reads shared memory by itself, and warps wait only for what is late. The board's rate of L2 was found on
@@ -91,7 +92,8 @@ class Breakdown:
         alone: the step of one block by itself.
         unfilled: what other blocks leave of the waiting.
         stores: writing the outputs of the blocks that a unit runs at once.
-        finishing: what their final statements take besides, see :func:`finishing_seconds`.
+        finishing: what their final statements take besides, see :func:`finishing_seconds`, and what comes between two
+            tiles of matrix instructions, see :func:`sokoban.model.gpu.stages.between_tiles_seconds`.
         units: the whole kernel on the units.
         dram, power: the whole kernel by DRAM alone, and by arithmetic under the power limit alone.
         hoisting: factor, see :func:`hoisting_factor`.
@@ -154,6 +156,8 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
     filling, steps = filling_seconds(step), table.step_count
     step_time, finals = np.maximum(together, alone) + unfilled, occupancy.running * seconds["final"]
     finishing = finishing_seconds(step, finals - stores, step_time, seconds["issue"], seconds["compute"])
+    if table.has_warp_tiles:
+        finishing = finishing + between_tiles_seconds(step)
     units = occupancy.rounds * (steps * step_time + stores + finishing + filling)
     kernel_seconds: dict[str, Floats] = {name: occupancy.rounds * steps * each for name, each in busy.items()}
     kernel_seconds["compute"] = np.maximum(kernel_seconds["compute"] + occupancy.rounds * finals, seconds["power"])

@@ -12,6 +12,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import FRAGMENT
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension, read_bytes
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
@@ -35,6 +36,10 @@ STEP_LATENCY = 2.0
 #: Cycles that a step of a pipeline waits although its copies are there: for the barrier, and for the warps that come
 #: late to it.
 BARRIER_CYCLES = 40.0
+
+#: Cycles between two tiles of a unit that are neither the first copies nor the way of results: the next block starts
+#: and computes its addresses. The 5.0 us of the regression of UNHIDDEN_ASYNCHRONOUS, less those.
+START_CYCLES = 1450.0
 
 #: Passes per spilled value and point of the reduction; passes per accumulator in local memory, whose lines do not fit
 #: in L1 together.
@@ -294,6 +299,23 @@ def filling_seconds(step: BlockStep) -> Floats:
     latency = LOADED_LATENCY * latency_seconds(step.device)
     seconds: Floats = np.where(step.table.stages > 1, latency, 0.0) / step.occupancy.running
     return seconds / np.where(step.table.launched > 0, np.maximum(1.0, step.occupancy.rounds), 1.0)
+
+
+def between_tiles_seconds(step: BlockStep) -> Floats:
+    """Time of a block by ``mma.sync`` in which it multiplies nothing, but for its first copies and its stores: its
+    start, and results that pass through shared memory by sixteen rows a warp, two barriers each time. Other blocks
+    multiply meanwhile, where there are any."""
+    table, device, roles = step.table, step.device, step.table.form.roles
+    if roles is None:
+        return np.zeros(table.count)
+    width = device.shared.bandwidth_bytes_per_second / device.unit_count
+    # In and out again, in sums of four bytes.
+    through = 2.0 * 4.0 * table.block[roles.m] * table.block[roles.n] / width
+    meetings = 2.0 * BARRIER_CYCLES * np.ceil(table.thread[roles.m] / FRAGMENT)
+    # The first block of a unit starts with the kernel.
+    starts = START_CYCLES * (1.0 - 1.0 / np.maximum(1.0, step.occupancy.rounds))
+    seconds = through + (starts + meetings) / device.clocks.boost_hz
+    return np.where(table.mma & ~table.bulk, seconds, 0.0) / step.occupancy.running
 
 
 def latency_seconds(device: DeviceSpec) -> float:

@@ -58,4 +58,4 @@ def test_blocks_are_no_larger_than_the_product() -> None:
 def test_a_page_says_how_they_were_found() -> None:
     page = explain(find_programs(product(), A100, 1, "roller"), 1)
     assert f"How rank 1 was constructed: {WARP_TILES_POLICY}" in page
-    assert "64 by 64 a warp" in page and "2 by 3 warps of the block (3 buffers of a step of 64)" in page
+    assert "48 by 64 a warp" in page and "4 by 2 warps of the block (3 buffers of a step of 64)" in page

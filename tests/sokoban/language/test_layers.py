@@ -91,6 +91,25 @@ def test_products_with_scales_of_blocks_are_kernels_of_ours() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype", "scales"),
+    [
+        ("fp8-rowwise", "float8_e4m3fn", (64, 128)),
+        ("int8-rowwise", "int8", (64, 128)),
+        ("fp8-tensorwise", "float8_e4m3fn", (1, 1)),
+    ],
+)
+def test_products_with_scales_of_rows_are_kernels_of_ours(precision: str, dtype: str, scales: tuple[int, int]) -> None:
+    expr = operator_from_data({**SCALED, "precision": precision})
+    assert {tensor.name: (tensor.shape, tensor.dtype) for tensor in (*expr.inputs, expr.output)} == {
+        "X": ((64, 256), dtype), "W": ((128, 256), dtype), "SX": (scales[:1], "float32"),
+        "SW": (scales[1:], "float32"), "Y": ((64, 128), "bfloat16"),
+    }  # fmt: skip
+    inputs = random_inputs(expr, 1)
+    expected = (inputs["X"] @ inputs["W"].T) * inputs["SX"][:, None] * inputs["SW"]
+    np.testing.assert_allclose(evaluate(expr, inputs), expected, rtol=1e-9)
+
+
 def test_grouped_products_have_scales_of_blocks_as_well() -> None:
     sizes = {"n": 256, "k": 384, "precision": "fp8-block"}
     expr = operator_from_data({**GROUPED, **sizes})
@@ -122,7 +141,10 @@ def test_rows_of_groups_take_whole_tiles(distribution: str, rows: int, tiles: in
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (SCALED, "precision: fp8-rowwise needs several kernels of a library: those of ours multiply fp8-block"),
+        (
+            {**SCALED, "precision": "mxfp8"},
+            "precision: mxfp8 needs several kernels of a library: those of ours multiply fp8-rowwise, fp8-tensorwise,",
+        ),
         ({**IN_BLOCKS, "n": 100}, "n: 100 is no multiple of 128, the elements that have a scale in common; pad the"),
         ({**IN_BLOCKS, "k": 130}, "k: 130 is no multiple of 128, the elements that have a scale in common; pad the"),
         ({**IN_BLOCKS, "m": {"up to": 64}}, "m: cannot be left to the launch; write the most"),

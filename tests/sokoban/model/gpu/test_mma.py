@@ -12,7 +12,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.model.gpu.issue import issue_seconds
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
-from sokoban.model.gpu.stages import passes_per_second, shared_seconds
+from sokoban.model.gpu.stages import between_tiles_seconds, passes_per_second, shared_seconds
 from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
@@ -86,6 +86,22 @@ def test_a_pipeline_is_filled_once_per_block() -> None:
     filling = breakdown(table_of(mma(stages=1), mma(stages=3)), PlacedForm(GEMM, A100)).filling
     assert filling[0] == 0
     assert filling[1] >= A100.dram.latency_seconds  # type: ignore[operator]
+
+
+def test_results_pass_by_strips_of_sixteen_rows_between_two_tiles() -> None:
+    table = table_of(mma(), mma((128, 128), (64, 32)), mma((64, 64), (32, 32)))
+    found = breakdown(table, PlacedForm(GEMM, A100))
+    assert found.step.occupancy.running.tolist() == [1, 1, 3]
+    width = A100.shared.bandwidth_bytes_per_second / A100.unit_count
+    rounds = found.step.occupancy.rounds
+    # The first block of a unit starts with the kernel.
+    whole, half, quarter = (
+        2 * 4 * elements / width + (1450 * (1 - 1 / rounds[row]) + 2 * 40 * strips) / A100.clocks.boost_hz
+        for row, (elements, strips) in enumerate(((128 * 256, 4), (128 * 128, 4), (64 * 64, 2)))
+    )
+    # Other blocks of a unit multiply meanwhile.
+    assert between_tiles_seconds(found.step) == pytest.approx([whole, half, quarter / 3])
+    assert found.finishing == pytest.approx(between_tiles_seconds(found.step))
 
 
 def test_rank_1_of_a_large_product_reaches_70_percent_of_the_peak_of_a100() -> None:

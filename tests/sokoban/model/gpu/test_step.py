@@ -12,7 +12,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Call, Constant
 from sokoban.model.gpu import step as step_module
 from sokoban.model.gpu.breakdown import breakdown
-from sokoban.model.gpu.stages import final_seconds_per_block, local_bytes, waiting_seconds
+from sokoban.model.gpu.stages import between_tiles_seconds, final_seconds_per_block, local_bytes, waiting_seconds
 from sokoban.model.gpu.step import BlockStep
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -71,7 +71,8 @@ def test_a_block_by_itself_has_nobody_to_hide_its_final_statement() -> None:
         )  # fmt: skip
         found = breakdown(ScheduleTable.of(form, [schedule]), PlacedForm(form, load_device("a100")))
         assert found.step.occupancy.running.tolist() == [1]
-        assert found.finishing == np.maximum(0, final_seconds_per_block(found.step) - found.stores)
+        final = np.maximum(0, final_seconds_per_block(found.step) - found.stores)
+        assert found.finishing == pytest.approx(final + between_tiles_seconds(found.step))
         units[epilogue] = found.units
     assert units["gelu"] > units["relu"]
 
