@@ -32,6 +32,10 @@ PANEL_PIECES = PANEL_BYTES // PIECE_BYTES
 #: Buffers of keys and values that warp groups walk, and most that any kernel has.
 GROUP_STAGES = (2, 3, 4)
 MOST_STAGES = max(GROUP_STAGES)
+#: Columns of ones behind the values of a step, whose sums are those of a row's exponentials: the fewest that an
+#: instruction multiplies; and the elements of a row of values in front of them, a panel. Bytes of ones for a product,
+#: as many rows as it is deep.
+ONE_COLUMNS, ONES_BEHIND, ONES_BYTES = 8, 64, 16 * 128
 #: Bytes of the barriers of a buffer: its keys are there, or used, and so are its values; and those of the queries.
 BARRIERS_BYTES = 32
 
@@ -250,4 +254,13 @@ def shared_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
         schedule.pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size)
     )
     barriers = BARRIERS_BYTES * (1 + schedule.stages) if schedule.instruction.is_by_groups else 0
-    return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values) + barriers
+    ones = ONES_BYTES if one_columns(kernel, schedule) else 0
+    return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values) + ones + barriers
+
+
+def one_columns(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
+    """Columns of ones that warp groups multiply behind values of a whole panel, whose product with the exponentials is
+    their sum over a row: an eighth of a product more in place of an addition for every logit. Wider rows have more
+    products than exponentials to wait for."""
+    is_panel = padded(kernel.attention.value_size) == ONES_BEHIND
+    return ONE_COLUMNS if schedule.instruction.is_by_groups and is_panel else 0

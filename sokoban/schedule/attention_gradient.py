@@ -11,6 +11,8 @@ from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded, pitch_byte
 
 #: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
+#: The same where warp groups multiply, whose sums begin with the second: of both rows of a fragment that a thread has.
+GROUP_QUERY_NUMBERS = 3
 #: Buffers of the numbers of queries that are walked, where single warps multiply: those of the next step are written
 #: while this one's are read. Warp groups have as many as of what is walked.
 NUMBER_BUFFERS = 2
@@ -130,8 +132,9 @@ def number_place(kernel: AttentionGradientKernel, schedule: GradientSchedule) ->
 
 def number_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
     """Bytes of the numbers of queries that are walked, where matrix instructions multiply."""
-    buffers = schedule.stages if schedule.instruction.is_by_groups else NUMBER_BUFFERS
-    return kernel.is_of_keys * buffers * QUERY_NUMBERS * schedule.step * DTYPE_BYTES["float32"]
+    by_groups = schedule.instruction.is_by_groups
+    numbers = schedule.stages * GROUP_QUERY_NUMBERS if by_groups else NUMBER_BUFFERS * QUERY_NUMBERS
+    return kernel.is_of_keys * numbers * schedule.step * DTYPE_BYTES["float32"]
 
 
 def slope_shared_bytes(kernel: SlopeProduct, schedule: GradientSchedule) -> int:

@@ -28,8 +28,8 @@ from codegen.gpu.gradients.warps import (
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.gpu.walks.attention_warps import PRODUCTS
 from codegen.gpu.walks.fragments import cleared, unseen_keys
-from codegen.gpu.walks.group_functions import BESIDE, behind_name, done_name
-from codegen.gpu.walks.group_products import GROUP, factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.group_functions import behind_name, beside, done_name
+from codegen.gpu.walks.group_products import GROUP, Tile, factors_of, product_of_columns, product_of_rows
 from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -40,6 +40,7 @@ from sokoban.language.expression import Tensor
 from sokoban.schedule.attention import GROUP_WARPS, LANES, padded
 from sokoban.schedule.attention_gradient import (
     GRADIENT_BARRIERS_BYTES,
+    GROUP_QUERY_NUMBERS,
     GradientSchedule,
     gradient_shared_bytes,
     number_bytes,
@@ -99,7 +100,9 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
 {constants(kernel, schedule)}
   constexpr int WARPS = {schedule.warps}, KEY_TILE = STEP * KEY_PITCH, VALUE_TILE = STEP * VALUE_PITCH;
   constexpr int OWN_VALUES = ROWS * KEY_PITCH, KEY_BUFFERS = OWN_VALUES + ROWS * VALUE_PITCH;
-  constexpr int VALUE_BUFFERS = KEY_BUFFERS + STAGES * KEY_TILE, NUMBERS = {numbers};
+  // Of a step keys, and values behind them.
+  constexpr int VALUE_BUFFERS = KEY_BUFFERS + KEY_TILE, STEP_TILES = KEY_TILE + VALUE_TILE, NUMBERS = {numbers};
+  constexpr int NUMBERS_OF_STEP = {GROUP_QUERY_NUMBERS} * STEP;
   // Barriers: of the block's own tiles, then two of every buffer.
   constexpr int OWN_FULL = {barriers}, STEP_FULL = OWN_FULL + {GRADIENT_BARRIERS_BYTES}, STEP_EMPTY = STEP_FULL + 8;
   extern __shared__ __align__({ATOM_BYTES}) char shared[];
@@ -167,7 +170,7 @@ def _copies(kernel: AttentionGradientKernel) -> str:
     ):
         panel = PANEL_BYTES // DTYPE_BYTES[attention.dtype]
         for number in range(-(-width // panel)):
-            to = f"{subject}_BUFFERS + stage * {subject}_TILE + {number} * STEP * {PANEL_BYTES}"
+            to = f"{subject}_BUFFERS + stage * STEP_TILES + {number} * STEP * {PANEL_BYTES}"
             at = f"{number * panel}, first_walked, {heads}, problem / {attention.key_heads}"
             copies.append(f"copy_tile(shared, {to}, &{name}_map, {full},\n                    {at});")
     indent = "          " if of_keys else "        "
@@ -190,12 +193,16 @@ def _with_numbers(copies: str, full: str) -> str:
         if (lane == 0) {{
 {copies}
         }}
-        float* numbers = (float*)(shared + NUMBERS) + stage * 2 * STEP;
+        float* numbers = (float*)(shared + NUMBERS) + stage * NUMBERS_OF_STEP;
         const long long first = (long long)problem * QUERY_ROWS + head * QUERIES_ALL + first_walked;
         for (int row = lane; row < STEP; row += 32) {{
           const bool is_there = first_walked + row < QUERIES_ALL;
-          numbers[row] = is_there ? L_ptr[first + row] * TWOS : 0.0f;
-          numbers[STEP + row] = is_there ? D_ptr[first + row] : 0.0f;
+          // Of two adjacent tiles of eight the pairs of a lane side by side.
+          numbers[row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2] =
+              is_there ? L_ptr[first + row] * TWOS : 0.0f;
+          // As sums of the products that D is taken from: of two rows of a fragment, columns by pairs.
+          float* begun = numbers + STEP + row / 2 * 4 + row % 2;
+          begun[0] = begun[2] = is_there ? -D_ptr[first + row] : 0.0f;
         }}
         barrier_arrive(shared, {full});"""
 
@@ -239,9 +246,9 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str
   }}"""
 
 
-def _buffer(subject: str, number: str) -> str:
+def _buffer(subject: str, number: str) -> Tile:
     """Where the tile of a step lies."""
-    return f"{subject}_BUFFERS + {number} % STAGES * {subject}_TILE"
+    return Tile(f"{subject}_BUFFERS", moved=f"{number} % STAGES * (STEP_TILES / 16)")
 
 
 def _full(number: str) -> str:
@@ -255,14 +262,22 @@ def _empty(condition: str, number: str) -> str:
 
 
 def _dots(
-    kernel: AttentionGradientKernel, schedule: GradientSchedule, sums: str, number: str, *, ends: bool = True
+    kernel: AttentionGradientKernel,
+    schedule: GradientSchedule,
+    sums: str,
+    number: str,
+    *,
+    begins: bool = True,
+    ends: bool = True,
 ) -> str:
-    """The products of a group's own rows and those of a step: ``logits``, or what is ``wanted`` of them."""
+    """The products of a group's own rows and those of a step: ``logits``, or what is ``wanted`` of them; added to what
+    is there where they do not begin anew."""
     attention, is_logits = kernel.attention, sums == "logits"
     return product_of_rows(
         sums, attention.dtype, attention.head_dim if is_logits else attention.value_size,
-        own="" if is_logits else "OWN_VALUES + ", walked=_buffer("KEY" if is_logits else "VALUE", number),
-        step=schedule.step, step_name="STEP", ends=ends,
+        own=Tile("0" if is_logits else "OWN_VALUES", "own_start"),
+        walked=_buffer("KEY" if is_logits else "VALUE", number), step=schedule.step, step_name="STEP",
+        begins=begins, ends=ends,
     )  # fmt: skip
 
 
@@ -278,10 +293,9 @@ def _probabilities(exponent: str, mask: str) -> str:
     return f"{each_logit(f'{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));')}\n{mask}"
 
 
-def _slopes(dot: str, pair: str, used: str = "") -> str:
+def _slopes(difference: str, pair: str, used: str = "") -> str:
     """Gradients of logits in place of what is wanted of them, and as factors; ``used`` says what was read."""
-    slope = "wanted[m][n][2 * i + j]"
-    text = each_logit(f"{slope} = logits[m][n][2 * i + j] * ({slope} - {dot});")
+    text = each_logit(f"wanted[m][n][2 * i + j] = logits[m][n][2 * i + j] * {difference};")
     return f"{text}\n{used}{factors_of('wanted', 'slopes', pair, 'STEP')}"
 
 
@@ -289,7 +303,7 @@ def _steps_of_queries(kernel: AttentionGradientKernel, schedule: GradientSchedul
     """Steps along keys: the products of the step before run while probabilities are taken."""
     step, width = schedule.step, padded(kernel.attention.head_dim)
     probabilities = _probabilities("exponents[m][i]", unseen_keys("STEP", "first_walked", "0.0f"))
-    slopes = _slopes("dots[m][i]", pair)
+    slopes = _slopes("(wanted[m][n][2 * i + j] - dots[m][i])", pair)
     return f"""\
     {_full("0")}
     warp_group_arrive();
@@ -309,13 +323,13 @@ def _steps_of_queries(kernel: AttentionGradientKernel, schedule: GradientSchedul
       warp_group_arrive();
 {_dots(kernel, schedule, "logits", "number")}
 {_dots(kernel, schedule, "wanted", "number")}
-{_key_sums(kernel, "(number - 1)")}
+{_key_sums(kernel, "(number - 1u)")}
       {done_name(2, step)}(logits[0][0]);
 {probabilities}
-      {BESIDE}(fminf(logits[0][0][0], logits[0][STEP / 8 - 1][3]));
+      {beside("logits", "STEP")}
       {done_name(0, step)}(wanted[0][0]);
       {behind_name(width)}(key_sums[0][0]);
-      {_empty("lane == 0", "(number - 1)")}
+      {_empty("lane == 0", "(number - 1u)")}
 {slopes}
     }}
     warp_group_arrive();
@@ -331,21 +345,28 @@ def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, 
         "value_sums", "weights", attention.dtype, attention.value_size, walked=_buffer("VALUE", "number"),
         step_name="STEP",
     )  # fmt: skip
-    column = "n * 8 + lane % 4 * 2 + j"
     # The numbers have been read by all threads when the first one gives the buffer back.
-    slopes = _slopes(f"numbers[STEP + {column}]", pair, "    __syncwarp();\n")
+    slopes = _slopes("wanted[m][n][2 * i + j]", pair, "    __syncwarp();\n")
     return f"""\
 #pragma unroll 1
     for (int number = 0; number < steps; ++number) {{
       {FIRST_QUERY}
-      const float* numbers = (const float*)(shared + NUMBERS) + number % STAGES * 2 * STEP;
+      const float* numbers = (const float*)(shared + NUMBERS) + number % STAGES * NUMBERS_OF_STEP;
+      const float4* begun = (const float4*)(numbers + STEP) + lane % 4;
       {_full("number")}
       warp_group_arrive();
 {_dots(kernel, schedule, "logits", "number")}
-{_dots(kernel, schedule, "wanted", "number")}
+#pragma unroll
+      for (int n = 0; n < STEP / 8; ++n)
+        *(float4*)wanted[0][n] = begun[n * 4];
+      warp_group_arrive();
+{_dots(kernel, schedule, "wanted", "number", begins=False)}
       {done_name(1, step)}(logits[0][0]);
-      {_empty("number > 0 && lane == 0", "(number - 1)")}
-{_probabilities(f"numbers[{column}]", mask_of_keys())}
+      {_empty("number > 0 && lane == 0", "(number - 1u)")}
+      float exponents[STEP / 16][4];
+#pragma unroll
+      for (int n = 0; n < STEP / 16; ++n) *(float4*)exponents[n] = ((const float4*)numbers + lane % 4)[n * 4];
+{_probabilities("exponents[n / 2][n % 2 * 2 + j]", mask_of_keys())}
 {factors_of("logits", "weights", pair, "STEP")}
       warp_group_arrive();
 {values}

@@ -127,15 +127,15 @@ static __device__ __forceinline__ unsigned long long matrix_descriptor(const voi
 #: address whose lower bits it knows it puts together each half of each descriptor anew, an eighth of the instructions
 #: of gradients' loops. Products of matrices go without: where clusters meet, warps that shuffle first hid from the
 #: emulator that a meeting was left out.
-SHARED_START = "const unsigned shared_start = __shfl_sync(0xffffffffu, shared_address(shared, 0) >> 4, 0);"
+SHARED_START = "const unsigned long long shared_start = __shfl_sync(0xffffffffu, shared_address(shared, 0) >> 4, 0);"
 
-#: The same of an offset from :data:`SHARED_START`.
+#: The same of an offset from a place in 16 bytes that is known to be the same for all lanes, :data:`SHARED_START` or
+#: one further on.
 _UNIFORM_DESCRIPTOR = """\
-static __device__ __forceinline__ unsigned long long uniform_matrix_descriptor(const void* shared, int offset,
-                                                                               int leading, int stride,
-                                                                               unsigned shared_start) {
+static __device__ __forceinline__ unsigned long long uniform_matrix_descriptor(unsigned long long start, int offset,
+                                                                               int leading, int stride) {
   unsigned long long panels = (unsigned long long)(leading >> 4) << 16 | (unsigned long long)(stride >> 4) << 32;
-  return (shared_start | panels | 1ULL << 62) + ((unsigned)offset >> 4);
+  return start + ((unsigned long long)(offset >> 4) | panels | 1ULL << 62);
 }"""
 
 _FUNCTIONS = {

@@ -30,8 +30,8 @@ from codegen.gpu.walks.attention_warps import (
     results,
     softmax,
 )
-from codegen.gpu.walks.group_functions import BESIDE, done_name
-from codegen.gpu.walks.group_products import GROUP, factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.group_functions import beside, done_name
+from codegen.gpu.walks.group_products import GROUP, Tile, factors_of, product_of_columns, product_of_rows
 from codegen.gpu.walks.pages import in_pool, table_pointer
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -40,7 +40,15 @@ from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.pages import rows_in_a_page
 from sokoban.language.expression import Tensor
-from sokoban.schedule.attention import BARRIERS_BYTES, GROUP_WARPS, AttentionSchedule, padded, shared_bytes
+from sokoban.schedule.attention import (
+    BARRIERS_BYTES,
+    GROUP_WARPS,
+    ONES_BYTES,
+    AttentionSchedule,
+    one_columns,
+    padded,
+    shared_bytes,
+)
 from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
 
 
@@ -80,7 +88,7 @@ def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> s
     tables = "".join(f"\n                       const int* __restrict__ {each.name}_ptr," for each in table)
     table_place = "".join(f"\n{table_pointer(each)}" for each in table)
     output = f"{'float' if kernel.slices > 1 else 'unsigned short'}* __restrict__ {kernel.output.name}_ptr"
-    pair = PRODUCTS[kernel.attention.dtype][1]
+    pair, ones = PRODUCTS[kernel.attention.dtype][1], one_columns(kernel, schedule)
     moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
     more, fewer = (f"registers_more_{moved[0]}();", f"registers_fewer_{moved[1]}();") if moved else ("", "")
     return f"""\
@@ -92,7 +100,8 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
   constexpr int WARPS = {schedule.warps}, KEY_TILE = KEYS * KEY_PITCH, VALUE_TILE = KEYS * VALUE_PITCH;
   constexpr int KEY_BUFFERS = ROWS * KEY_PITCH, VALUE_BUFFERS = KEY_BUFFERS + STAGES * KEY_TILE;
   // Barriers: of the queries, then four of every buffer.
-  constexpr int QUERIES_FULL = VALUE_BUFFERS + STAGES * VALUE_TILE, KEYS_FULL = QUERIES_FULL + 32;
+  constexpr int ONES = VALUE_BUFFERS + STAGES * VALUE_TILE, QUERIES_FULL = ONES + {ONES_BYTES if ones else 0};
+  constexpr int KEYS_FULL = QUERIES_FULL + 32;
   constexpr int KEYS_EMPTY = KEYS_FULL + 8, VALUES_FULL = KEYS_FULL + 16, VALUES_EMPTY = KEYS_FULL + 24;
   extern __shared__ __align__({ATOM_BYTES}) char shared[];
 {place(kernel)}{table_place}
@@ -119,7 +128,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved e
 {queries_tile(kernel, schedule).copy(schedule.warps * 32)}
 {CLEAR}
 {_products(kernel, schedule, pair)}
-{TOTALS}
+{_TOTALS_OF_ONES if ones else TOTALS}
 {results(kernel, pair)}
   }}
 }}
@@ -187,14 +196,15 @@ def _empty(subject: str, number: str) -> str:
 
 def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -> str:
     """The walk along the keys: the first step's logits, steps of both products, the last step's values."""
+    ones = one_columns(kernel, schedule)
     logits_done = done_name(1, schedule.keys)
-    values_done = done_name(0, padded(kernel.attention.value_size))
+    values_done = done_name(0, padded(kernel.attention.value_size) + ones)
     return f"""\
-  float logits[1][KEYS / 8][4], shrinks[2];
+  float logits[1][KEYS / 8][4], shrinks[2];{_HAS_BASE if ones else ""}
   unsigned weights[KEYS / 16][4];
   if (steps > 0) {{
     copy_queries();
-    copy_async_commit();
+    copy_async_commit();{_ones(kernel) if ones else ""}
     copy_async_wait_0();
     async_proxy_fence();
     barrier_arrive(shared, QUERIES_FULL);
@@ -207,7 +217,7 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
     {{
       const int first_key = first_step * KEYS;
 {mask(kernel.scale)}
-{softmax("")}
+{softmax("", has_ones=bool(ones))}
     }}
 {_weights(pair)}
 #pragma unroll 1
@@ -217,12 +227,12 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
       warp_group_arrive();
 {_logits(kernel, schedule, "number % STAGES")}
       {_full("VALUES", "(number - 1)")}
-{_values(kernel, "(number - 1) % STAGES")}
+{_values(kernel, schedule, "(number - 1) % STAGES")}
       {logits_done}(logits[0][0]);
       {_empty("KEYS", "number")}
 {mask(kernel.scale)}
-{softmax("        shrinks[i] = shrink;")}
-      {BESIDE}(fminf(totals[0][0], totals[0][1]));
+{softmax("        shrinks[i] = shrink;", has_ones=bool(ones))}
+      {beside("logits", "KEYS")}
       {values_done}(sums[0][0]);
       {_empty("VALUES", "(number - 1)")}
       if (has_new_base)
@@ -236,7 +246,7 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
     }}
     {_full("VALUES", "(steps - 1)")}
     warp_group_arrive();
-{_values(kernel, "(steps - 1) % STAGES")}
+{_values(kernel, schedule, "(steps - 1) % STAGES")}
     {values_done}(sums[0][0]);
   }}"""
 
@@ -245,15 +255,35 @@ def _logits(kernel: AttentionKernel, schedule: AttentionSchedule, buffer: str) -
     """The products of a group's queries and the keys of a buffer."""
     attention = kernel.attention
     return product_of_rows(
-        "logits", attention.dtype, attention.head_dim, own="", walked=f"KEY_BUFFERS + {buffer} * KEY_TILE",
-        step=schedule.keys, step_name="KEYS",
+        "logits", attention.dtype, attention.head_dim, own=Tile("0", "own_start"),
+        walked=Tile("KEY_BUFFERS", moved=f"{buffer} * (KEY_TILE / 16)"), step=schedule.keys, step_name="KEYS",
     )  # fmt: skip
 
 
-def _values(kernel: AttentionKernel, buffer: str) -> str:
-    """The products of exponentials and the values of a buffer."""
-    attention, walked = kernel.attention, f"VALUE_BUFFERS + {buffer} * VALUE_TILE"
-    return product_of_columns("sums", "weights", attention.dtype, attention.value_size, walked=walked, step_name="KEYS")
+def _values(kernel: AttentionKernel, schedule: AttentionSchedule, buffer: str) -> str:
+    """The products of exponentials and the values of a buffer, and ones behind them."""
+    attention, ones = kernel.attention, one_columns(kernel, schedule)
+    return product_of_columns(
+        "sums", "weights", attention.dtype, padded(attention.value_size) + ones,
+        walked=Tile("VALUE_BUFFERS", moved=f"{buffer} * (VALUE_TILE / 16)"), step_name="KEYS",
+        ones=f"ONES - VALUE_BUFFERS - {buffer} * VALUE_TILE" if ones else "",
+    )  # fmt: skip
+
+
+def _ones(kernel: AttentionKernel) -> str:
+    """Ones in shared memory, wherever the permutation of a panel reads them."""
+    pair = {"float16": "0x3c003c00u", "bfloat16": "0x3f803f80u"}[kernel.attention.dtype]
+    return f"""
+    for (int i = thread; i < {ONES_BYTES // 4}; i += THREADS) ((unsigned*)(shared + ONES))[i] = {pair};"""
+
+
+#: Whether rows have seen a key, from which on they have a base.
+_HAS_BASE = "\n  bool has_base[1][2] = {{false, false}};"
+
+#: The sums of exponentials over all keys, as the columns of ones have them.
+_TOTALS_OF_ONES = """\
+#pragma unroll
+  for (int i = 0; i < 2; ++i) totals[0][i] = sums[0][WIDTH / 8 - 1][2 * i];"""
 
 
 def _weights(pair: str) -> str:

@@ -27,6 +27,7 @@ from sokoban.schedule.attention import (
     LANES,
     PIECE_BYTES,
     AttentionSchedule,
+    one_columns,
     padded,
     shared_bytes,
 )
@@ -81,7 +82,8 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         "ROWS": schedule.rows, "KEYS": schedule.keys, "STAGES": schedule.stages, "THREADS": schedule.warps * LANES,
         "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "KEYS_HELD": attention.key_count,
         "GROUP": kernel.group, "QUERIES_ALL": attention.queries, "HEAD_DIM": attention.head_dim,
-        "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
+        "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim),
+        "WIDTH": padded(attention.value_size) + one_columns(kernel, schedule),
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
         "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
         "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "CAUSAL": int(attention.causal),
@@ -249,15 +251,28 @@ SHRINK = """\
         }"""
 
 
-def softmax(at_new_base: str) -> str:
+def softmax(at_new_base: str, *, has_ones: bool = False) -> str:
     """The exponentials of a step over the base of its row, which is the largest logit of some step before.
 
     A base stays while no logit of a warp is :data:`MARGIN` powers of two above that of its row: exponentials grow to
     2**8 at most, which 16 bits hold as exactly as those up to 1, and results are divided by their sum in the end
-    (FlashAttention 4 skips the rescaling so). Only where one is, or a row has no sum yet, the largest are looked for.
+    (FlashAttention 4 skips the rescaling so). Only where one is, or a row has no base yet, the largest are looked for.
     ``at_new_base`` of every row is what shrinks the sums.
+
+    The sum of a row's exponentials, ``totals``, says whether it has a base. Where a product with ones sums them,
+    ``has_base`` does.
     """
-    return f"{_LOGITS}\n{at_new_base}\n      }}\n{_EXPONENTIALS}"
+    if has_ones:
+        parts = {"no_base": "!has_base[m][i]", "total": "", "total_of_lanes": "", "shrink_total": "", "sum": ""}
+        parts["is_first"] = "!has_base[m][i];\n        has_base[m][i] |= peak != nothing;"
+    else:
+        parts = {
+            "no_base": "totals[m][i] == 0.0f", "total": ", total = totals[m][i]",
+            "total_of_lanes": "\n          total += __shfl_xor_sync(0xffffffffu, total, apart);",
+            "is_first": "total == 0.0f;", "shrink_total": "\n        totals[m][i] *= shrink;",
+            "sum": "\n            totals[m][i] += logits[m][n][j];",
+        }  # fmt: skip
+    return f"{_LOGITS.format_map(parts)}\n{at_new_base}\n      }}\n{_EXPONENTIALS.format_map(parts)}"
 
 
 #: Powers of two by which a logit may be above the base of its row.
@@ -270,39 +285,37 @@ _LOGITS = f"""\
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {{
-        is_new |= totals[m][i] == 0.0f;
+      for (int i = 0; i < 2; ++i) {{{{
+        is_new |= {{no_base}};
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) {{
+        for (int n = 0; n < KEYS / 8; ++n) {{{{
 #pragma unroll
           for (int j = 2 * i; j < 2 * i + 2; ++j) logits[m][n][j] = fmaf(logits[m][n][j], SCALE, -bases[m][i]);
           largest = max(max(largest, __float_as_int(logits[m][n][2 * i])), __float_as_int(logits[m][n][2 * i + 1]));
-        }}
-      }}
+        }}}}
+      }}}}
     const bool has_new_base = __ballot_sync(0xffffffffu, is_new || largest > __float_as_int({MARGIN}f)) != 0;
     if (has_new_base)
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {{
-        float peak = nothing, total = totals[m][i];
+      for (int i = 0; i < 2; ++i) {{{{
+        float peak = nothing{{total}};
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n) peak = fmaxf(peak, fmaxf(logits[m][n][2 * i], logits[m][n][2 * i + 1]));
 #pragma unroll
-        for (int apart = 1; apart < 4; apart *= 2) {{
-          peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, apart));
-          total += __shfl_xor_sync(0xffffffffu, total, apart);
-        }}
+        for (int apart = 1; apart < 4; apart *= 2) {{{{
+          peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, apart));{{total_of_lanes}}
+        }}}}
         // A row that has seen no key has no base, and nothing that shrinks.
-        const bool is_first = total == 0.0f;
+        const bool is_first = {{is_first}}
         const float rise = peak == nothing ? 0.0f : is_first ? peak : fmaxf(peak, 0.0f);
         const float shrink = is_first ? 1.0f : power_of_two(-rise);
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
           for (int j = 2 * i; j < 2 * i + 2; ++j) logits[m][n][j] -= rise;
-        bases[m][i] += rise;
-        totals[m][i] *= shrink;"""
+        bases[m][i] += rise;{{shrink_total}}"""
 
 _EXPONENTIALS = """\
 #pragma unroll
@@ -312,10 +325,9 @@ _EXPONENTIALS = """\
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-          for (int j = 2 * i; j < 2 * i + 2; ++j) {
-            logits[m][n][j] = power_of_two(logits[m][n][j]);
-            totals[m][i] += logits[m][n][j];
-          }"""
+          for (int j = 2 * i; j < 2 * i + 2; ++j) {{
+            logits[m][n][j] = power_of_two(logits[m][n][j]);{sum}
+          }}"""
 
 
 def results(kernel: AttentionKernel, pair: str) -> str:

@@ -19,16 +19,25 @@ _VALUES = re.compile(r"weighted_values_(\d+)_(\w+)")
 _DONE = re.compile(r"products_done_but_([012])_(\d+)")
 _BEHIND = re.compile(r"sums_behind_(\d+)")
 
-#: What keeps a compiler from waiting for products before it has computed a number, which is never negative: it would
-#: fall asleep. Nothing else orders a wait behind arithmetic that does not read what was waited for. (A trap would end
-#: the kernel there, and the compiler then gives no thread the registers that ``setmaxnreg`` moves.)
+#: What keeps a compiler from waiting for products before it has computed an exponential, which is never so large: it
+#: would fall asleep. (That none is negative the assembler knows.) Nothing else orders a wait behind arithmetic that
+#: does not read what was waited for. (A trap would end the kernel there, and the compiler then gives no thread the
+#: registers that ``setmaxnreg`` moves.)
 BESIDE = "beside_products"
+
+
+def beside(sums: str, step_name: str) -> str:
+    """The mark that the last exponentials of both rows of a thread stand in front of the wait that follows."""
+    last = f"{sums}[0][{step_name} / 8 - 1]"
+    return f"{BESIDE}(fmaxf({last}[1], {last}[3]));"
+
+
 _BESIDE = """\
 #ifdef CUDA_ON_CPU
 #define beside_products(number)
 #else
 static __device__ __forceinline__ void beside_products(float number) {
-  if (__any_sync(0xffffffffu, number < 0.0f)) asm volatile("nanosleep.u32 1;" ::: "memory");
+  if (__any_sync(0xffffffffu, number > 1e30f)) asm volatile("nanosleep.u32 1;" ::: "memory");
 }
 #endif"""
 

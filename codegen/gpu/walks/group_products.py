@@ -6,25 +6,60 @@ walks is read along its rows, or turned, as the depth of a product whose other f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from codegen.gpu.matrix.wgmma_functions import SHARED_START, UNIFORM_DESCRIPTOR
 from codegen.gpu.walks.group_functions import logits_name, values_name
 from sokoban.schedule.attention import FRAGMENT_DEPTH, padded
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
-#: The group of a warp, as a number that the compiler knows to be the same for all of its lanes, and where shared memory
-#: begins.
-GROUP = f"const int group = __shfl_sync(0xffffffffu, warp / 4, 0);\n    {SHARED_START}"
+#: The group of a warp, as a number that the compiler knows to be the same for all of its lanes; where shared memory
+#: begins; and by how much a group's own rows lie further.
+GROUP = f"""\
+const int group = __shfl_sync(0xffffffffu, warp / 4, 0);
+    {SHARED_START}
+    const unsigned long long own_start = shared_start + (unsigned)group * 512;"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Place of a tile in shared memory.
+
+    Attributes:
+        offset: bytes from ``start``, a constant of the text.
+        start: name of where they begin, in 16 bytes, the same for all lanes and in all steps.
+        moved: 16 bytes by which the tile of a step lies further; empty for none.
+    """
+
+    offset: str
+    start: str = "shared_start"
+    moved: str = ""
+
+    def descriptor(self, leading: str) -> str:
+        """Its descriptor. What changes from step to step is added first, so that all tiles of a step have it in common:
+        loops are up to a twentieth shorter than where it is added last."""
+        moved = f" + (unsigned)({self.moved})" if self.moved else ""
+        return f"{UNIFORM_DESCRIPTOR}({self.start}{moved}, {self.offset}, {leading}, 1024)"
 
 
 def product_of_rows(
-    sums: str, dtype: str, width: int, *, own: str, walked: str, step: int, step_name: str, ends: bool = True
+    sums: str,
+    dtype: str,
+    width: int,
+    *,
+    own: Tile,
+    walked: Tile,
+    step: int,
+    step_name: str,
+    begins: bool = True,
+    ends: bool = True,
 ) -> str:
     """The product of a group's own rows and those of a step, along ``width`` elements of both, issued as one group, or
     as a part of the next one where it does not end there.
 
     Args:
-        sums: of 64 rows and ``step`` columns, begun anew.
-        own: where the tile of the group's own rows begins, its first group's, in bytes.
+        sums: of 64 rows and ``step`` columns, begun anew where ``begins``, else added to.
+        own: where the tile of the group's own rows begins.
         walked: where the tile of the step begins; ``step_name`` is the name of its rows.
     """
     first, more = (logits_name(dtype, step, is_first) for is_first in (True, False))
@@ -36,26 +71,33 @@ def product_of_rows(
             f"{each} + {panel * PANEL_BYTES // 16} * {name} + {within // 16}" if depth else each
             for each, name in (("own_rows", "ROWS"), ("step_rows", step_name))
         )
-        lines.append(f"      {more if depth else first}({sums}[0][0], {rows}, {from_step});\n")
+        lines.append(f"      {more if depth or not begins else first}({sums}[0][0], {rows}, {from_step});\n")
     return f"""\
     {{
-      const unsigned long long own_rows =
-          {UNIFORM_DESCRIPTOR}(shared, {own}group * 8192, 16, 1024, shared_start);
-      const unsigned long long step_rows =
-          {UNIFORM_DESCRIPTOR}(shared, {walked}, 16, 1024, shared_start);
+      const unsigned long long own_rows = {own.descriptor("16")};
+      const unsigned long long step_rows = {walked.descriptor("16")};
 {"".join(lines)}    }}
 {"    warp_group_commit();" if ends else ""}"""
 
 
-def product_of_columns(sums: str, factors: str, dtype: str, width: int, *, walked: str, step_name: str) -> str:
-    """The product of factors in registers and ``width`` columns of a step, added to ``sums``, issued as one group."""
-    product = values_name(dtype, padded(width))
+def product_of_columns(
+    sums: str, factors: str, dtype: str, width: int, *, walked: Tile, step_name: str, ones: str = ""
+) -> str:
+    """The product of factors in registers and ``width`` columns of a step, added to ``sums``, issued as one group.
+
+    Args:
+        ones: bytes from the tile's columns to those of ones that follow, 16 rows of them; empty for none. ``width``
+            counts them, too.
+    """
+    product = values_name(dtype, padded(width, 8))
+    # The second panel stays where it is while the first one moves on.
+    panels, further = (ones, "(128 - (128LL << 16))") if ones else (f"{step_name} * {PANEL_BYTES}", "128")
     return f"""\
     {{
       const unsigned long long step_columns =
-          {UNIFORM_DESCRIPTOR}(shared, {walked}, {step_name} * {PANEL_BYTES}, 1024, shared_start);
+          {walked.descriptor(panels)};
 #pragma unroll
-      for (int n = 0; n < {step_name} / 16; ++n) {product}({sums}[0][0], {factors}[n], step_columns + n * 128);
+      for (int n = 0; n < {step_name} / 16; ++n) {product}({sums}[0][0], {factors}[n], step_columns + n * {further});
     }}
     warp_group_commit();"""
 

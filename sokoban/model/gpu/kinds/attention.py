@@ -28,6 +28,7 @@ from sokoban.schedule.attention import (
     AttentionSchedule,
     RowTiles,
     SliceSumSchedule,
+    one_columns,
     padded,
     shared_bytes,
 )
@@ -101,8 +102,8 @@ class AttentionTimes:
 
 
 def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
-    """Registers that a thread which multiplies needs: sums of values, logits, the largest and the total of its rows,
-    queries if held."""
+    """Registers that a thread which multiplies needs: sums of values, logits, the base and the total of its rows, where
+    columns of ones may be its total, queries if held."""
     attention = kernel.attention
     if schedule.instruction is Instruction.FMA:
         columns = padded(attention.value_size, 4 * schedule.lanes) // schedule.lanes
@@ -231,12 +232,13 @@ def estimate_blocks(work: BlockWork, resources: Resources, device: DeviceSpec) -
 def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
     """Work of the blocks of an attention kernel."""
     (depth, width), attention = _widths(kernel, schedule), kernel.attention
-    instructions = LOGIT_INSTRUCTIONS
+    instructions, ones = LOGIT_INSTRUCTIONS, one_columns(kernel, schedule)
     if schedule.instruction.is_by_groups:
         # A thread has half as many logits as the step has keys, and a product for every 16 of the depth and the keys.
         products = (depth + schedule.keys) / FRAGMENT_DEPTH
         each_step = GROUP_PRODUCT_INSTRUCTIONS * products + GROUP_STEP_INSTRUCTIONS
-        instructions = GROUP_LOGIT_INSTRUCTIONS + each_step / (schedule.keys / 2)
+        # Columns of ones take the place of its sum.
+        instructions = GROUP_LOGIT_INSTRUCTIONS - bool(ones) + each_step / (schedule.keys / 2)
     is_scalar = schedule.instruction is Instruction.FMA
     row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
     queries, pages = kernel.inputs[0], attention.pages
@@ -248,14 +250,14 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         row_blocks=schedule.row_blocks(kernel),
         problems=kernel.problems,
         slices=kernel.slices,
-        products=depth + width,
+        products=depth + width + ones,
         loads_per_product=loads_per_product(schedule, schedule.keys, width) if is_scalar else 0.0,
         # Sums shrink in every step, or seldom, where matrix instructions multiply: what a step asks about it takes no
         # more instructions than the shuffles of FlashAttention 2, which it does without.
         exponentials=instructions
         + (width / schedule.keys if is_scalar else 0.0)
         + lookups(kernel, schedule) * LOOKUP_INSTRUCTIONS / (schedule.rows * schedule.keys),
-        port_bytes=fragment_bytes(schedule, schedule.keys, depth, width, attention.dtype),
+        port_bytes=fragment_bytes(schedule, schedule.keys, depth, width + ones, attention.dtype),
         step_bytes=schedule.keys * row + table_bytes,
         once_bytes=float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes),
         walked_bytes=float(kernel.walked_bytes),

@@ -35,12 +35,14 @@ from sokoban.schedule.attention_gradient import (
 )
 
 #: Instructions per logit where warp groups multiply, besides those of products, as the compiled loops have them: one
-#: that scales it, two for its gradient, half a conversion each for the gradient and, of keys, the probability, and of
-#: keys half a load of a query's two numbers.
-GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS = 3.5, 4.5
-#: Instructions of a thread per product with its descriptors, and per step, likewise: those of six loops are off by 6 of
-#: 62 to 99 at most.
-GROUP_PRODUCT_INSTRUCTIONS, GROUP_STEP_OF_QUERIES, GROUP_STEP_OF_KEYS = 3.0, 26.0, 42.0
+#: that scales it, two for its gradient or, of keys, one, half a conversion each for the gradient and, of keys, the
+#: probability, and of keys three eighths of a load of a query's two numbers.
+GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS = 3.5, 3.375
+#: Instructions of a thread per product of rows and of columns, each with an addition for every descriptor, and per
+#: step, likewise: the means of ten loops of whole steps of two groups, which are off by 5 of 59 to 94 at most; single
+#: groups have 20 more.
+GROUP_ROWS_INSTRUCTIONS, GROUP_COLUMNS_INSTRUCTIONS = 3.0, 2.0
+GROUP_STEP_OF_QUERIES, GROUP_STEP_OF_KEYS = 33.0, 28.6
 #: Instructions per slope that is written: compiled loops have 2.0 to 2.4 more with slopes than without (an exchange,
 #: three choices, a store and its guard for four of them).
 SLOPE_INSTRUCTIONS = 2.2
@@ -204,10 +206,10 @@ def _instructions(kernel: AttentionGradientKernel, schedule: GradientSchedule, d
         return LOGIT_INSTRUCTIONS
     of_keys = kernel.is_of_keys
     # A thread has half as many logits as the step has rows; products are along both widths, and along the step.
-    products = (depth + width + schedule.step * (1 + of_keys)) / FRAGMENT_DEPTH
+    products = GROUP_ROWS_INSTRUCTIONS * (depth + width) + GROUP_COLUMNS_INSTRUCTIONS * schedule.step * (1 + of_keys)
     each = GROUP_INSTRUCTIONS_OF_KEYS if of_keys else GROUP_INSTRUCTIONS_OF_QUERIES
     each_step = GROUP_STEP_OF_KEYS if of_keys else GROUP_STEP_OF_QUERIES
-    return each + (GROUP_PRODUCT_INSTRUCTIONS * products + each_step) / (schedule.step / 2)
+    return each + (products / FRAGMENT_DEPTH + each_step) / (schedule.step / 2)
 
 
 def _loads_per_product(schedule: GradientSchedule, dots: float, results: float) -> float:

@@ -84,7 +84,7 @@ def test_slopes_are_written_whether_queries_see_keys_or_not(
         ("queries", "      products_done_but_0_16(wanted[0][0]);", ""),
         (
             "queries",
-            "if (lane == 0) barrier_arrive(shared, STEP_EMPTY + 16 * ((number - 1) % STAGES));",
+            "if (lane == 0) barrier_arrive(shared, STEP_EMPTY + 16 * ((number - 1u) % STAGES));",
             "a wait without end",
         ),
     ],
@@ -123,6 +123,6 @@ def test_kernels_compile_without_spills_and_without_serial_products(
     assert compiled.spill_bytes == 0 and "serialized" not in compiled.log
     needed, moved = gradient_registers(kernel, schedule), MOVED_REGISTERS.get(count)
     assert needed <= moved[0] if moved else abs(compiled.registers - needed) < 24
-    # Rows of 80 elements take two panels of 64; two numbers of every query that is walked; two barriers of a buffer.
-    numbers = 2 * 2 * 4 * step if of == "keys" else 0
+    # Rows of 80 elements take two panels of 64; L and twice D of every query that is walked; two barriers of a buffer.
+    numbers = 2 * 3 * 4 * step if of == "keys" else 0
     assert gradient_shared_bytes(kernel, schedule) == 512 * (64 * count + 2 * step) + numbers + 16 * 3

@@ -14,7 +14,7 @@ from codegen.gpu.walks import attention_groups
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import AttentionSchedule, shared_bytes
+from sokoban.schedule.attention import AttentionSchedule, one_columns, shared_bytes
 from tests.codegen.attention_kernels import checked, kernel_of
 
 
@@ -33,8 +33,10 @@ def by_groups(count: int = 1, keys: int = 16, stages: int = 2) -> AttentionSched
         (by_groups(2), 1, {"head_dim": 80, "dtype": "bfloat16", "queries": 150, "causal": True, "window": 20}),
         (by_groups(keys=48, stages=3), 3, {"queries": 30, "keys": 200, "heads": 4, "kv_heads": 2, "head_dim": 72}),
         (by_groups(), 1, {"scale": -0.3, "queries": 9}),
+        (by_groups(2, 32), 1, {"head_dim": 64, "queries": 70, "keys": 200, "dtype": "bfloat16"}),
+        (by_groups(keys=32), 2, {"head_dim": 64, "queries": 90, "keys": 150, "causal": True, "window": 40}),
     ],
-    ids=["plain", "causal", "window", "slices", "negative scale"],
+    ids=["plain", "causal", "window", "slices", "negative scale", "ones", "ones, window and slices"],
 )
 def test_results_are_those_of_float64(schedule: AttentionSchedule, slices: int, changes: dict[str, Any]) -> None:
     result = checked(schedule, slices, **changes)
@@ -103,8 +105,44 @@ def test_sums_that_do_not_shrink_with_their_base_are_noticed(monkeypatch: pytest
     assert not checked(by_groups(keys=32), keys=256).passed
 
 
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("has_base[m][i] |= peak != nothing;", ""), ("sums[m][n][2 * i] *= shrink;", ""),
+        ("= 0x3c003c00u;", "= 0u;"), ("(128 - (128LL << 16))", "128"),
+    ],
+)  # fmt: skip
+def test_sums_by_columns_of_ones_are_noticed_where_they_are_none(
+    monkeypatch: pytest.MonkeyPatch, line: str, instead: str
+) -> None:
+    """A base that is forgotten shrinks nothing; the second panel of a product is 16 rows that stay where they are."""
+    written = attention_groups._products
+
+    def without(*arguments: Any) -> str:
+        text = written(*arguments)
+        assert line in text
+        return text.replace(line, instead)
+
+    monkeypatch.setattr(attention_groups, "_products", without)
+    assert not checked(by_groups(keys=32), keys=256, head_dim=64).passed
+
+
+def test_rows_of_a_panel_have_ones_behind_them() -> None:
+    schedules = (
+        by_groups(keys=32),
+        AttentionSchedule(rows=32, keys=32, warps=2, stages=1, held=False, instruction=Instruction.MMA_16X8X16),
+    )
+    columns = [[one_columns(kernel_of(head_dim=width), each) for each in schedules] for width in (48, 64, 80, 128)]
+    assert columns == [[0, 0], [8, 0], [0, 0], [0, 0]]
+    bare = 128 * (64 + 4 * 32) + 32 * 3
+    assert shared_bytes(kernel_of(head_dim=64), by_groups(keys=32)) == bare + 16 * 128
+
+
 @pytest.mark.usefixtures("device_compiler")
-@pytest.mark.parametrize(("head_dim", "keys", "count", "registers"), [(128, 128, 2, 168), (80, 64, 1, 114)])
+@pytest.mark.parametrize(
+    ("head_dim", "keys", "count", "registers"), [(128, 128, 2, 168), (80, 64, 1, 114), (64, 128, 3, 128)]
+)
 def test_kernels_compile_without_spills_and_without_serial_products(
     head_dim: int, keys: int, count: int, registers: int
 ) -> None:
@@ -116,5 +154,7 @@ def test_kernels_compile_without_spills_and_without_serial_products(
     compiled = compile_cuda(strip_prelude(lowered.text), architecture, name="attention")
     assert compiled.spill_bytes == 0 and "serialized" not in compiled.log
     assert compiled.registers == registers
-    # Rows of 80 elements take two panels of 64. Four barriers belong to each buffer, one to the queries.
-    assert shared_bytes(kernel, schedule) == 256 * (64 * count + 4 * keys) + 32 * 3
+    # Rows of 80 elements take two panels of 64. Four barriers belong to each buffer, one to the queries; ones to rows of
+    # a panel.
+    ones, row = (2048, 128) if head_dim == 64 else (0, 256)
+    assert shared_bytes(kernel, schedule) == row * (64 * count + 4 * keys) + ones + 32 * 3
