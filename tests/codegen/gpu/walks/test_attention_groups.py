@@ -154,7 +154,7 @@ def test_kernels_compile_without_spills_and_without_serial_products(
     compiled = compile_cuda(strip_prelude(lowered.text), architecture, name="attention")
     assert compiled.spill_bytes == 0 and "serialized" not in compiled.log
     assert compiled.registers == registers
-    # Rows of 80 elements take two panels of 64. Four barriers belong to each buffer, one to the queries; ones to rows of
-    # a panel.
+    # Rows of 80 elements take two panels of 64. Four barriers belong to each buffer, one to the queries; ones to rows
+    # of a panel.
     ones, row = (2048, 128) if head_dim == 64 else (0, 256)
     assert shared_bytes(kernel, schedule) == row * (64 * count + 4 * keys) + ones + 32 * 3
