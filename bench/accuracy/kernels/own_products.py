@@ -2,6 +2,9 @@
 
 Where the very size was not measured, the products next to it stand in: as many tokens, both sides of the weights within
 a third. A kernel of ours that is predicted slower than the library's tells what RATIONAL says it waits for.
+
+What a step by ``mma.sync`` takes beyond its products, and what lies between two tiles, are read off the library's
+kernels, which are made alike: on half of the weights, and on the other half for comparison (:func:`halves`).
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from bench.pictures import new_figure, save
 from hal.catalog import load_device
 from hal.support.tables import new_table
 from roller.estimate.operators import Item, estimate_items
+
+Seconds = NDArray[np.float64]
 
 #: Boards of the data and our names for them; sides of the products.
 BOARDS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb"}
@@ -27,6 +33,16 @@ NEIGHBOURS = 4 / 3
 
 #: Largest error asked for of the library's, in per cent.
 BAR = 8.0
+
+#: The board whose products of both halves are compared; their least side, and the most elements of a tensor.
+HALVES_BOARD, LEAST_SIDE, MOST_ELEMENTS = "a100_sxm", 1024, 2**31
+
+#: Tiles whose rounds are counted, rows by columns; rounds from which on products are taken, and the least share of a
+#: last round's units that have a tile.
+TILES, LEAST_ROUNDS, LEAST_SHARE = ((128, 256), (256, 128)), 3.0, 0.93
+
+#: Products further above the line than that are another kernel's, or of another clock: every fourth takes a sixth more.
+ABOVE_LINE = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +70,79 @@ class Comparison:
     tile: str
     measured: float
     rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """Products of half of the weights.
+
+    Attributes:
+        name: what the half is for.
+        products: how many there are, and of how many the line is.
+        slope: time of a tile's step over that of its products at the peak.
+        tile_seconds: time of a tile besides its steps.
+        median_error, mean_error: of our best kernel's time as an estimate of the library's.
+        rate: ours over the library's measured rate, geometric mean.
+    """
+
+    name: str
+    products: tuple[int, int]
+    slope: float
+    tile_seconds: float
+    median_error: float
+    mean_error: float
+    rate: float
+
+
+def halves(data: Path) -> list[Half]:
+    """The half of the weights on which the constants of steps by ``mma.sync`` were chosen, and the other one."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.read_table(data / "tensor_core" / "gemm.parquet")
+    rows = table.filter(np.asarray(table["board"]) == HALVES_BOARD)
+    m, n, k, milliseconds = (rows[column].to_numpy().astype(float) for column in ("m", "n", "k", "latency_ms"))
+    taken = np.minimum(np.minimum(m, n), k) >= LEAST_SIDE
+    taken &= np.maximum(np.maximum(m * n, m * k), n * k) < MOST_ELEMENTS
+    m, n, k, seconds = m[taken], n[taken], k[taken], milliseconds[taken] * 1e-3
+    weights = np.unique(np.stack([n, k], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    # Knuth's multiplicative hash: neighbours in size fall into either half.
+    judged = (weights * 2654435761 >> 8) % 2 == 1
+    device = load_device(BOARDS[HALVES_BOARD])
+    items = [
+        Item("product", {"op": "matmul", "m": int(a), "n": int(b), "k": int(c), "dtype": "bfloat16"}, "forward")
+        for a, b, c in zip(m, n, k, strict=True)
+    ]
+    ours = np.array([estimate.seconds for estimate in estimate_items(items, device)])
+    instruction = device.matrix_instruction("bfloat16")
+    assert instruction is not None
+    rounds = np.minimum.reduce([np.ceil(m / down) * np.ceil(n / across) for down, across in TILES]) / device.unit_count
+    at_peak = 2.0 * TILES[0][0] * TILES[0][1] * k / (instruction.peak_flops / device.unit_count)
+    whole = (rounds > LEAST_ROUNDS) & (rounds / np.ceil(rounds) > LEAST_SHARE)
+    tile_seconds = (seconds - device.launch_overhead_seconds) / np.ceil(rounds)
+    found = []
+    for name, half in (("chosen on", ~judged), ("judged", judged)):
+        slope, end, count = _line(at_peak[half & whole], tile_seconds[half & whole])
+        error, ratio = np.abs(ours / seconds - 1)[half], (seconds / ours)[half]
+        found.append(
+            Half(
+                name=name, products=(int(half.sum()), count), slope=slope, tile_seconds=end,
+                median_error=float(np.median(error)), mean_error=float(error.mean()),
+                rate=float(np.exp(np.log(ratio).mean())),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _line(at_peak: Seconds, seconds: Seconds) -> tuple[float, float, int]:
+    """The line of tiles' times over those of their products at the peak, by the faster kernels: its slope, its seconds
+    at none, and of how many products it is, by least squares of relative errors."""
+    near = np.ones(len(seconds), dtype=bool)
+    slope, end = 1.0, 0.0
+    for _ in range(30):
+        rows = np.stack([at_peak, np.ones(len(seconds))], axis=1)[near] / seconds[near, None]
+        slope, end = np.linalg.lstsq(rows, np.ones(int(near.sum())), rcond=None)[0]
+        near = seconds < ABOVE_LINE * (slope * at_peak + end)
+    return float(slope), float(end), int(near.sum())
 
 
 def compare(data: Path) -> list[Comparison]:
@@ -114,7 +203,23 @@ def table(data: Path, out: Path) -> Iterable[Table]:
             each.schedule_tile, each.bound,
         )  # fmt: skip
     _picture(comparisons, out / "own_products.png")
-    return [view]
+    return [view, _halves_view(halves(data))]
+
+
+def _halves_view(both: Iterable[Half]) -> Table:
+    view = new_table(
+        ("weights",),
+        ("products", "in whole rounds", "a step over its products", "a tile besides", "median error", "mean error"),
+        ("ours over the library",),
+        title="Products in bfloat16 from 1,024 on an A100 SXM: the library's tiles, and our best kernel against them",
+    )
+    for half in both:
+        view.add_row(
+            half.name, str(half.products[0]), str(half.products[1]), f"{half.slope:.3f}",
+            f"{half.tile_seconds * 1e6:.1f} µs", f"{half.median_error:.1%}", f"{half.mean_error:.1%}",
+            f"{half.rate:.3f}",
+        )  # fmt: skip
+    return view
 
 
 def _picture(comparisons: list[Comparison], path: Path) -> None:

@@ -10,7 +10,8 @@ use for them. Nothing else orders the groups that multiply, so that one takes ex
 
 Products are asynchronous: the logits of a step and the values of the step before are issued together, and the
 exponentials of the step are taken when the logits are there and while the values are still multiplied (J. Shah et al.,
-"FlashAttention-3", 2024, 3.1 and 3.2).
+"FlashAttention-3", 2024, 3.1 and 3.2). Behind values of a whole panel the product reads eight columns of ones, so that
+the sums of exponentials over a row are one of its results.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def _ones(kernel: AttentionKernel) -> str:
     for (int i = thread; i < {ONES_BYTES // 4}; i += THREADS) ((unsigned*)(shared + ONES))[i] = {pair};"""
 
 
-#: Whether rows have seen a key, from which on they have a base.
+#: Rows of a thread that have seen a key, from which on they have a base.
 _HAS_BASE = "\n  bool has_base[1][2] = {{false, false}};"
 
 #: The sums of exponentials over all keys, as the columns of ones have them.

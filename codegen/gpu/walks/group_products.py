@@ -86,8 +86,8 @@ def product_of_columns(
     """The product of factors in registers and ``width`` columns of a step, added to ``sums``, issued as one group.
 
     Args:
-        ones: bytes from the tile's columns to those of ones that follow, 16 rows of them; empty for none. ``width``
-            counts them, too.
+        ones: bytes from the tile's columns, a panel, to a panel of ones behind it that has the 16 rows of an
+            instruction; empty for none. ``width`` counts its columns, too.
     """
     product = values_name(dtype, padded(width, 8))
     # The second panel stays where it is while the first one moves on.

@@ -14,7 +14,6 @@ from sokoban.kernel.matrix import (
     STATIC_SHARED_BYTES,
     WGMMA_OTHER_REGISTERS,
 )
-from sokoban.language.expression import Load
 from sokoban.schedule.bulk_copies import BARRIER_BYTES
 from sokoban.schedule.rows import column_bytes_of, exchange_elements
 from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
@@ -25,9 +24,10 @@ from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 OVERHEAD_REGISTERS = 20
 FETCHED_REGISTERS = 24
 
-#: Copies of 16 bytes of a thread in a step by ``mma.sync`` up to which their addresses are among its other registers,
-#: and registers that each further one takes: compiled kernels with 16 have no more, those with 24 some 45 more.
-COPIES_WITHIN, COPY_REGISTERS = 16, 6
+#: Bytes of a copy by ``mma.sync``; copies of a thread in a step up to which their addresses are among its other
+#: registers, and registers that each further one takes: compiled kernels with 16 have no more, those with 24 some 45
+#: more.
+COPY_BYTES, COPIES_WITHIN, COPY_REGISTERS = 16, 16, 6
 
 #: Widest result that the warps of a row exchange.
 _EXCHANGED_BYTES = 8
@@ -68,19 +68,12 @@ def _mma_operand_registers(table: ScheduleTable) -> Ints:
     """Fragments of two depths of the step at once, four bytes to a register, and the addresses of both pipelines."""
     elements = sum(table.operand_elements.values(), table.zeros)
     fragments = 2 * DEPTH_BYTES * elements // (4 * 32) + MMA_OTHER_REGISTERS
-    staged = sum(
-        (product(table.extents(load), table.count) * load_bytes for load, load_bytes in _staged_bytes(table)),
-        table.zeros,
-    )
-    copies = -(-staged // (16 * table.threads_per_block))
-    fragments = fragments + COPY_REGISTERS * np.maximum(0, copies - COPIES_WITHIN)
+    if (roles := table.form.roles) is not None:
+        staged = sum((product(table.extents(load), table.count) for load in (roles.a, roles.b)), table.zeros)
+        element_bytes = table.form.expr.tensor_by_name[roles.a.tensor].element_bytes
+        copies = -(-staged * element_bytes // (COPY_BYTES * table.threads_per_block))
+        fragments = fragments + COPY_REGISTERS * np.maximum(0, copies - COPIES_WITHIN)
     return np.where(table.wgmma, WGMMA_OTHER_REGISTERS, fragments) - OVERHEAD_REGISTERS
-
-
-def _staged_bytes(table: ScheduleTable) -> list[tuple[Load, int]]:
-    """The operands of a product, and bytes of their elements."""
-    tensors = table.form.expr.tensor_by_name
-    return [(load, tensors[load.tensor].element_bytes) for load in table.form.body_loads if table.extents(load)]
 
 
 def operand_registers(table: ScheduleTable) -> Ints:

@@ -111,7 +111,7 @@ def test_pages_tell_why_and_why_not() -> None:
         "a byte of A and B from L2 serves", "instructions besides them", "% of the peak of mma_16x8x16",
     ):  # fmt: skip
         assert line in fused
-    assert "One kernel of two products, against 166 µs of the best sequence" in sequence
+    assert "One kernel of two products, against 167 µs of the best sequence" in sequence
     wide = found(operator(WIDE))
     assert "fused pair: not tried, as no tile with whole rows" in explain(wide, 1, wide.ranked(2))
 
