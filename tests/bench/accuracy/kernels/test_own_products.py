@@ -1,4 +1,4 @@
-"""The tables of large products: rows per board and size, neighbours where a size was not measured, halves, a picture."""
+"""Tables of large products: rows per board and size, neighbours where a size was not measured, halves, a picture."""
 
 from __future__ import annotations
 
