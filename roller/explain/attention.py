@@ -12,7 +12,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pages import rows_in_a_page
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention import lookups, matrix_rates, registers_per_thread, walks
-from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, one_columns, padded
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: What the stages of attention are.
@@ -104,7 +104,8 @@ def attention_lines(
         f"a block walks {walk.mean:.3g} tiles of keys in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} "
         "of them masked element by element"
     )
-    sums, logits = padded(attention.value_size) * fragments // LANES, schedule.keys * fragments // LANES
+    ones = one_columns(kernel, schedule)
+    sums, logits = (each * fragments // LANES for each in (padded(attention.value_size) + ones, schedule.keys))
     queries = "queries" if schedule.held else "queries read again every step"
     if by_groups:
         queries = f"{logits // 2} pairs of exponentials that are multiplied while the next logits come"
@@ -112,6 +113,10 @@ def attention_lines(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: {sums} sums, "
         f"{logits} logits, {queries}, addresses ({registers_per_thread(kernel, schedule)} by count)"
     )
+    if ones:
+        yield from wrapped(
+            f"{ones} columns of ones behind the values: their product with the exponentials is the sum of a row"
+        )
     rates = matrix_rates(kernel, schedule, device)
     buffers = "keys arrive while values are used and the other way round"
     if rates is None:

@@ -15,6 +15,8 @@ from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.flash import consider
 from roller.explain.attention import attention_origin
+from roller.explain.page import explain
+from roller.programs import find_programs
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
@@ -186,3 +188,11 @@ def test_warp_groups_multiply_where_copies_in_bulk_take_pages(
 def test_a_page_tells_how_keys_are_looked_up(operator: dict[str, Any], device: DeviceSpec, line: str) -> None:
     kernel, schedule, _ = best(form_of(operator | IN_PAGES), device)
     assert line in " ".join(" ".join(attention_origin(kernel, schedule)).split())
+
+
+@pytest.mark.parametrize(("head_dim", "has_ones"), [(64, True), (128, False)])
+def test_a_page_names_columns_of_ones_where_there_are_any(head_dim: int, has_ones: bool) -> None:
+    found = find_programs(form_of(PREFILL | {"head_dim": head_dim}), H100, 1)
+    page = " ".join(explain(found, 1, found.ranked(1)).split())
+    assert ("8 columns of ones behind the values: their product" in page) is has_ones
+    assert f"{head_dim // 2 + 4 * has_ones} sums, " in page
