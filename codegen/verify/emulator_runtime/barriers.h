@@ -72,6 +72,13 @@ void make_barrier(unsigned address, unsigned count) {
   memset(told, 0, bytes);
   memset(telling, 0, bytes);
   barrier = {own_rank(), address, count, count, 0, 0, false, me, stamp, told, telling};
+  barriers_begin = std::min<size_t>(barriers_begin, address);
+  barriers_end = std::max<size_t>(barriers_end, address + 8);
+}
+static void check_barriers(size_t at, unsigned bytes, uint32_t place, bool writes) {
+  for (unsigned i = 0; i < barrier_count; ++i)
+    if (barriers[i].rank == own_rank() && at < barriers[i].at + 8 && at + bytes > barriers[i].at)
+      fail_at(place, words("the barrier at shared+%u is %s as memory", barriers[i].at, writes ? "written" : "read"));
 }
 void fence_barriers() {
   for (unsigned i = 0; i < barrier_count; ++i) barriers[i].is_fenced |= barriers[i].maker == me;
@@ -237,6 +244,7 @@ void copy_tile(Site site, unsigned to, const TensorMap* map, unsigned barrier, u
     if (!tensor.box[i] || tensor.box[i] > 256) fail_at(site, "a box of a bulk copy has 1 to 256 elements along a dimension");
   if (to % 128 || to >> 24 || to + bytes > shared_bytes) fail_at(site, "a bulk copy to no place in shared memory, or not aligned to 128 bytes,");
   if (barrier >> 24) fail_at(site, "a bulk copy arrives at barriers of its own offset in each block");
+  check_barriers(to, bytes, place, true);
   if (is_checked)
     for_box(copy, [&](unsigned, const unsigned char* from, unsigned count) {
       if (from) access<false>(from, count, place);
@@ -251,7 +259,11 @@ void copy_tile(Site site, unsigned to, const TensorMap* map, unsigned barrier, u
     start_bulk(copy);
   });
 }
-static void start_barriers() { barrier_count = 0; }
+static void start_barriers() {
+  barrier_count = 0;
+  barriers_begin = ~(size_t)0;
+  barriers_end = 0;
+}
 static void end_barriers() {
   if (!bulk.empty()) report("a block ends before its bulk copies have arrived, the one at %s among them", at_place(bulk.front().place));
 }

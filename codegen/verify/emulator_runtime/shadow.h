@@ -258,10 +258,15 @@ static inline void follow(const Area& area, uintptr_t address, unsigned bytes, b
     follow(value);
   }
 }
+// Bytes of a block's shared memory from its first barrier to behind its last one, and what happens to memory among them.
+static size_t barriers_begin = ~(size_t)0, barriers_end;
+static void check_barriers(size_t at, unsigned bytes, uint32_t place, bool writes);
 static inline void check_bounds(const Area& area, uintptr_t address, unsigned bytes, uint32_t place, bool writes) {
   uintptr_t at = address - (uintptr_t)area.start;
   if (at > area.extent || at + bytes > area.extent) outside(area, address, bytes, place, writes);
   if (cluster_size > 1 && area.name == 'd' && at - own_shared() + bytes > shared_bytes) outside(area, address, bytes, place, writes);
+  if (area.name == 'd' && at - own_shared() + bytes > barriers_begin && at - own_shared() < barriers_end)
+    check_barriers(at - own_shared(), bytes, place, writes);
   if (writes && area.is_constant)
     report("an input is written: %s by %s at %s", byte_of(area, at), someone(self()), at_place(place));
 }

@@ -128,6 +128,24 @@ def test_sums_by_columns_of_ones_are_noticed_where_they_are_none(
     assert not checked(by_groups(keys=32), keys=256, head_dim=64).passed
 
 
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("line", "instead"), [("i < 512; i +=", "i < 513; i +="), ("VALUE_BUFFERS + stage", "VALUE_BUFFERS + 2176 + stage")]
+)
+def test_what_is_written_over_a_barrier_is_noticed(monkeypatch: pytest.MonkeyPatch, line: str, instead: str) -> None:
+    """By a thread, one word behind the ones, or by a bulk copy to the last buffer."""
+    written = attention_groups._text
+
+    def moved(*arguments: Any) -> str:
+        text = written(*arguments)
+        assert line in text
+        return text.replace(line, instead)
+
+    monkeypatch.setattr(attention_groups, "_text", moved)
+    result = checked(by_groups(keys=32, stages=4), keys=256, head_dim=64)
+    assert not result.passed and "is written as memory" in result.reason
+
+
 def test_rows_of_a_panel_have_ones_behind_them() -> None:
     schedules = (
         by_groups(keys=32),
