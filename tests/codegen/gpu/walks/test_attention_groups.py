@@ -24,6 +24,18 @@ def by_groups(count: int = 1, keys: int = 16, stages: int = 2) -> AttentionSched
     )
 
 
+def change(monkeypatch: pytest.MonkeyPatch, part: str, line: str, instead: str, count: int = -1) -> None:
+    """Texts of kernels have something else in place of a line, in what function ``part`` of the lowering writes."""
+    written = getattr(attention_groups, part)
+
+    def changed(*arguments: Any) -> str:
+        text: str = written(*arguments)
+        assert line in text
+        return text.replace(line, instead, count)
+
+    monkeypatch.setattr(attention_groups, part, changed)
+
+
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize(
     ("schedule", "slices", "changes"),
@@ -64,14 +76,7 @@ def test_results_are_those_of_float64(schedule: AttentionSchedule, slices: int, 
 def test_a_text_without_one_of_what_orders_copies_and_products_is_noticed(
     monkeypatch: pytest.MonkeyPatch, line: str, problem: str
 ) -> None:
-    written = attention_groups._text
-
-    def without(*arguments: Any) -> str:
-        text = written(*arguments)
-        assert line in text
-        return text.replace(line, "", 1)
-
-    monkeypatch.setattr(attention_groups, "_text", without)
+    change(monkeypatch, "_text", line, "", 1)
     result = checked(by_groups(), queries=64)
     assert not result.passed and problem in result.reason
 
@@ -94,14 +99,7 @@ def test_exponentials_of_a_product_that_is_under_way_are_not_overwritten(monkeyp
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("line", ["sums[m][n][2 * i] *= shrink;", "totals[m][i] *= shrink;", "shrinks[i] = shrink;"])
 def test_sums_that_do_not_shrink_with_their_base_are_noticed(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    written = attention_groups._products
-
-    def without(*arguments: Any) -> str:
-        text = written(*arguments)
-        assert line in text
-        return text.replace(line, "shrinks[i] = 1.0f;" if "shrinks" in line else "")
-
-    monkeypatch.setattr(attention_groups, "_products", without)
+    change(monkeypatch, "_products", line, "shrinks[i] = 1.0f;" if "shrinks" in line else "")
     assert not checked(by_groups(keys=32), keys=256).passed
 
 
@@ -117,14 +115,7 @@ def test_sums_by_columns_of_ones_are_noticed_where_they_are_none(
     monkeypatch: pytest.MonkeyPatch, line: str, instead: str
 ) -> None:
     """A base that is forgotten shrinks nothing; the second panel of a product is 16 rows that stay where they are."""
-    written = attention_groups._products
-
-    def without(*arguments: Any) -> str:
-        text = written(*arguments)
-        assert line in text
-        return text.replace(line, instead)
-
-    monkeypatch.setattr(attention_groups, "_products", without)
+    change(monkeypatch, "_products", line, instead)
     assert not checked(by_groups(keys=32), keys=256, head_dim=64).passed
 
 
@@ -134,14 +125,7 @@ def test_sums_by_columns_of_ones_are_noticed_where_they_are_none(
 )
 def test_what_is_written_over_a_barrier_is_noticed(monkeypatch: pytest.MonkeyPatch, line: str, instead: str) -> None:
     """By a thread, one word behind the ones, or by a bulk copy to the last buffer."""
-    written = attention_groups._text
-
-    def moved(*arguments: Any) -> str:
-        text = written(*arguments)
-        assert line in text
-        return text.replace(line, instead)
-
-    monkeypatch.setattr(attention_groups, "_text", moved)
+    change(monkeypatch, "_text", line, instead)
     result = checked(by_groups(keys=32, stages=4), keys=256, head_dim=64)
     assert not result.passed and "is written as memory" in result.reason
 
