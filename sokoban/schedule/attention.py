@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
-from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.attention import AttentionKernel, GroupedHeads, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.pages import bulk_misfit
@@ -36,6 +36,10 @@ MOST_STAGES = max(GROUP_STAGES)
 #: instruction multiplies; and the elements of a row of values in front of them, a panel. Bytes of ones for a product,
 #: as many rows as it is deep.
 ONE_COLUMNS, ONES_BEHIND, ONES_BYTES = 8, 64, 16 * 128
+#: Blocks of problems that start side by side, at least, five or six for every unit of the boards with matrix
+#: instructions, so that units end together; and most bytes of one head's rows that all of these walk, two thirds of the
+#: second cache of an H100.
+BAND_BLOCKS, BAND_BYTES = 768, 32 * 2**20
 #: Bytes of the barriers of a buffer: its keys are there, or used, and so are its values; and those of the queries.
 BARRIERS_BYTES = 32
 
@@ -256,6 +260,18 @@ def shared_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
     barriers = BARRIERS_BYTES * (1 + schedule.stages) if schedule.instruction.is_by_groups else 0
     ones = ONES_BYTES if one_columns(kernel, schedule) else 0
     return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values) + ones + barriers
+
+
+def problem_band(kernel: GroupedHeads, row_blocks: int) -> int:
+    """Problems whose blocks start side by side, the longest walks of all of them first; 1 where all walks are alike."""
+    attention = kernel.attention
+    if not attention.causal:
+        return 1
+    row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
+    most = BAND_BYTES // (row * max(attention.key_count, attention.queries))
+    band = max(1, min(kernel.problems, -(-BAND_BLOCKS // row_blocks), most))
+    # Bands alike, if they are half as large: kernels then divide by a constant.
+    return next((size for size in range(band, band // 2, -1) if kernel.problems % size == 0), band)
 
 
 def one_columns(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:

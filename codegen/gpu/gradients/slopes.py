@@ -7,7 +7,7 @@ and multiplying. Queries and keys that do not see each other are left out elemen
 
 from __future__ import annotations
 
-from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.attention_warps import ORDER, PRODUCTS, band_sizes, named_sizes
 from codegen.gpu.walks.bounds import named
 from codegen.gpu.walks.fragments import cleared
 from codegen.gpu.walks.staged_tiles import StagedTile
@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
     unsigned short* __restrict__ {output}_ptr) {{
 {_constants(kernel, schedule)}
   // The longest walks start first.
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS, problem = blockIdx.x / ROW_BLOCKS;
+{ORDER}
+  const int row_block = ROW_BLOCKS - 1 - turn, problem = whole;
   const int first_row = row_block * ROWS, last_row = min(first_row + ROWS, QUERIES_ALL) - 1;
   const int end = {named(KEYS_OF_QUERIES[1], "last_row")};
   const int first_step = {named(KEYS_OF_QUERIES[0], "first_row", " / STEP")};
@@ -103,7 +103,7 @@ def _constants(kernel: SlopeProduct, schedule: GradientSchedule) -> str:
         "HEAD_DIM": attention.head_dim, "DEPTH": padded(attention.head_dim), "SLOPE_PITCH": slope_pitch,
         "KEY_PITCH": key_pitch, "KEY_BUFFERS": schedule.stages * schedule.step * slope_pitch,
         "ROW_ALL": attention.row_size, "BEFORE": attention.head_dim + attention.value_size,
-        "ROW_BLOCKS": schedule.row_blocks(kernel), "AHEAD": kernel.ahead,
+        "AHEAD": kernel.ahead, **band_sizes(kernel, schedule.row_blocks(kernel)),
         "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
     return f"{named_sizes(sizes)}\n  constexpr float FACTOR = {kernel.scale!r}f;"

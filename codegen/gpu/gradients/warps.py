@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 
 from codegen.gpu.gradients.slope_texts import cleared_slopes, pair_of, slope_stores
-from codegen.gpu.walks.attention_warps import PRODUCTS, named_sizes
+from codegen.gpu.walks.attention_warps import ORDER, PRODUCTS, band_sizes, named_sizes
 from codegen.gpu.walks.bounds import named
 from codegen.gpu.walks.fragments import cleared, product_of_columns, product_of_rows, row_fragments, unseen_keys
 from codegen.gpu.walks.staged_tiles import StagedTile
@@ -122,7 +122,8 @@ def constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> st
         "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
         "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
-        "ROW_BLOCKS": schedule.row_blocks(kernel), "SHARES": schedule.shares, "AHEAD": kernel.ahead,
+        "SHARES": schedule.shares, "AHEAD": kernel.ahead,
+        **band_sizes(kernel, schedule.row_blocks(kernel), schedule.shares),
         "CAUSAL": int(attention.causal), "WINDOW": attention.window_size, "ROW_ALL": attention.row_size,
     }  # fmt: skip
     # Logits are taken as powers of two, whose exponentials take one instruction.
@@ -133,8 +134,8 @@ def constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> st
 
 #: Which queries a block has, and which keys they see. The longest walks start first.
 PLACE_OF_QUERIES = f"""\
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS, problem = blockIdx.x / ROW_BLOCKS;
+{ORDER}
+  const int row_block = ROW_BLOCKS - 1 - turn, problem = whole;
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
   const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
   const int end = {named(KEYS_OF_QUERIES[1], "last_query")};
@@ -146,9 +147,9 @@ _BEGIN, _END = (replace(bound, scale="") for bound in QUERIES_OF_KEYS)
 #: Which keys a block has, and which queries of every head of a group see them. The first keys are seen by most, and
 #: start first.
 PLACE_OF_KEYS = f"""\
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int share = blockIdx.x / ROW_BLOCKS % SHARES, problem = blockIdx.x / (ROW_BLOCKS * SHARES);
-  const int first_row = blockIdx.x % ROW_BLOCKS * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
+{ORDER}
+  const int share = whole % SHARES, problem = whole / SHARES;
+  const int first_row = turn * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
   const int begin = {named(_BEGIN, "first_row")};
   const int end = {named(replace(_END, otherwise="QUERIES_ALL"), "last_row")};
   const int first_step = begin / STEP, head_steps = max((end + STEP - 1) / STEP - first_step, 0);

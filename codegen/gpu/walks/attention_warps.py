@@ -19,7 +19,7 @@ from codegen.gpu.walks.staged_tiles import StagedTile
 from codegen.gpu.walks.staged_walk import StagedWalk, rows_in_registers
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
-from sokoban.kernel.attention import AttentionKernel
+from sokoban.kernel.attention import AttentionKernel, GroupedHeads
 from sokoban.kernel.block_range import KEYS_OF_QUERIES
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import (
@@ -29,6 +29,7 @@ from sokoban.schedule.attention import (
     AttentionSchedule,
     one_columns,
     padded,
+    problem_band,
     shared_bytes,
 )
 
@@ -86,7 +87,8 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         "WIDTH": padded(attention.value_size) + one_columns(kernel, schedule),
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
         "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
-        "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "CAUSAL": int(attention.causal),
+        "SLICES": kernel.slices, "CAUSAL": int(attention.causal),
+        **band_sizes(kernel, schedule.row_blocks(kernel), kernel.slices),
         "WINDOW": attention.window_size, **page_sizes(kernel),
     }  # fmt: skip
     if kernel.lengths is None:
@@ -94,6 +96,21 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     # Logits are kept in powers of two, whose exponentials take one instruction.
     scale = abs(kernel.scale) / math.log(2) or 1e-30
     return f"{named_sizes(sizes)}\n  constexpr float SCALE = {scale!r}f;"
+
+
+def band_sizes(kernel: GroupedHeads, row_blocks: int, parts: int = 1) -> Mapping[str, int]:
+    """Blocks along the rows of a problem, problems that start side by side, and all of them, each part counted."""
+    band = problem_band(kernel, row_blocks)
+    return {"ROW_BLOCKS": row_blocks, "BAND": band * parts, "PROBLEMS": kernel.problems * parts}
+
+
+#: Which rows of which problem a block has, by the order in which blocks start: of every band of problems the first
+#: rows of all, then the next.
+ORDER = """\
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int band_first = blockIdx.x / (ROW_BLOCKS * BAND) * BAND, within = blockIdx.x - band_first * ROW_BLOCKS;
+  const int band = PROBLEMS % BAND == 0 ? BAND : min(BAND, PROBLEMS - band_first);
+  const int turn = within / band, whole = band_first + within % band;"""
 
 
 def named_sizes(sizes: Mapping[str, int]) -> str:
@@ -113,9 +130,8 @@ def place(kernel: AttentionKernel) -> str:
     first."""
     own = "" if kernel.lengths is None else f"\n{own_keys(kernel)}"
     return f"""\
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS;
-  const int slice = blockIdx.x / ROW_BLOCKS % SLICES, problem = blockIdx.x / (ROW_BLOCKS * SLICES);{own}
+{ORDER}
+  const int row_block = ROW_BLOCKS - 1 - turn, slice = whole % SLICES, problem = whole / SLICES;{own}
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
   const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
   const int seen_end = {named(KEYS_OF_QUERIES[1], "last_query")};

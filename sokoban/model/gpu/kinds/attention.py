@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapreplace
+
+import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
@@ -30,6 +33,7 @@ from sokoban.schedule.attention import (
     SliceSumSchedule,
     one_columns,
     padded,
+    problem_band,
     shared_bytes,
 )
 from sokoban.schedule.pair import PairSchedule
@@ -70,8 +74,9 @@ OTHER_REGISTERS = 48
 GROUP_OTHER_REGISTERS, GROUP_WINDOW_REGISTERS = 28, 28
 #: Steps of a unit after which half of DRAM's time is hidden behind the rest.
 HIDDEN_STEPS = 6.24
-#: Part of the longest block that still runs when the others have ended, where they start in no particular order.
-TAIL = 0.5
+#: Part of the longest block that still runs when the others have ended, where they start problem by problem; and how
+#: many blocks of a unit, the last ones, say what it is where those of several problems start side by side.
+TAIL, LAST_BLOCKS = 0.5, 4
 #: Registers that a block's threads are given more or fewer of at a time, where they may be any number of these.
 REGISTER_STEP = 8
 #: Registers of a thread that brings slices together, and slices whose values it has under way at a time.
@@ -122,11 +127,13 @@ def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -
 
 @dataclass(frozen=True)
 class Walks:
-    """Steps of the blocks of a kernel: in the mean, of the longest, and how many of a block's are masked."""
+    """Steps of the blocks of a kernel: in the mean, of the longest, and how many of a block's are masked; and where
+    they differ, those of a problem's blocks over the longest, from it on."""
 
     mean: float
     longest: float
     edges: float
+    lengths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +155,7 @@ class BlockWork:
         own_bytes: of the other tensors.
         walk: steps of the blocks.
         table_bytes: of the table of pages, a step; 0 where what is walked is contiguous.
+        band: problems whose blocks start side by side, the longest walks first.
     """
 
     dtype: str
@@ -167,6 +175,7 @@ class BlockWork:
     walk: Walks
     special: float = 1.0
     table_bytes: float = 0.0
+    band: int = 1
 
     @property
     def logits(self) -> int:
@@ -264,6 +273,7 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         own_bytes=float(queries.size_bytes + kernel.output.size_bytes),
         walk=walks(kernel, schedule),
         table_bytes=table_bytes,
+        band=1 if is_scalar else problem_band(kernel, schedule.row_blocks(kernel)),
     )
 
 
@@ -341,7 +351,11 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
         on_units = rounds * round_seconds + (unit_seconds(walk.mean, walk.edges, last_round) if last_round else 0.0)
     else:
         longest = unit_seconds(walk.longest, walk.edges, min(resident, -(-work.blocks // units)))
-        on_units = max(longest, work.blocks / (units * resident) * round_seconds + TAIL * longest)
+        tail = TAIL
+        if work.band > 1:
+            parts = work.blocks // work.row_blocks
+            tail = _tail(walk.lengths, parts, min(parts, work.band * max(1, parts // work.problems)), units * resident)
+        on_units = max(longest, work.blocks / (units * resident) * round_seconds + tail * longest)
     steps = work.blocks * walk.mean
     l2_bytes = steps * work.step_bytes + work.once_bytes
     return AttentionTimes(
@@ -352,6 +366,28 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
         dram=_dram_bytes(work, device, resident) / device.dram.bandwidth_bytes_per_second,
         units=on_units,
     )
+
+
+@lru_cache(maxsize=4096)
+def _tail(lengths: tuple[float, ...], problems: int, band: int, running: int) -> float:
+    """The part of the longest walk for which units wait for the last blocks, where these start as the hardware starts
+    them: each when one before it has ended.
+
+    Args:
+        lengths: of the walks of a problem, over the longest, in the order in which they start.
+        problems: how many of them there are, ``band`` side by side.
+        running: blocks at a time.
+    """
+    last: list[float] = []
+    for first in reversed(range(0, problems, band)):
+        together = min(band, problems - first)
+        last = [length for length in lengths for _ in range(together)] + last
+        if len(last) >= LAST_BLOCKS * running:
+            break
+    ends = [0.0] * running
+    for length in last:
+        heapreplace(ends, ends[0] + length)
+    return max(ends) - sum(last) / running
 
 
 def walks(kernel: AttentionKernel, schedule: AttentionSchedule) -> Walks:
@@ -371,7 +407,8 @@ def range_walks(walked: BlockRange, rows: int, step: int, slices: int = 1) -> Wa
     """The walks of blocks of ``rows`` rows, ``step`` of the other side at a time, each divided among ``slices``."""
     counts, edges = walked.steps(rows, step), walked.edges(rows, step)
     mean = float(counts.mean()) / slices
-    return Walks(mean, float(-(-counts.max() // slices)), min(edges / slices, mean))
+    lengths = tuple(np.sort(counts / counts.max())[::-1].tolist()) if counts.min() < counts.max() else ()
+    return Walks(mean, float(-(-counts.max() // slices)), min(edges / slices, mean), lengths)
 
 
 def _copy_seconds(work: BlockWork, device: DeviceSpec) -> float:
@@ -438,10 +475,10 @@ def _dram_bytes(work: BlockWork, device: DeviceSpec, resident: int) -> float:
     if device.l2 is None:
         return work.own_bytes + work.walked_bytes * work.row_blocks
     running = device.unit_count * resident
-    together = min(work.problems, running / (work.row_blocks * work.slices) + 1)
+    together = min(work.problems, max(work.band, running / (work.row_blocks * work.slices) + 1))
     footprint = work.walked_bytes / work.problems * together
     lost = (footprint / device.l2.capacity_bytes - L2_FULL) / (L2_NONE - L2_FULL)
-    again = max(0.0, work.row_blocks / max(1.0, running / work.slices) - 1.0)
+    again = max(0.0, work.row_blocks / max(1.0, running / work.slices / work.band) - 1.0)
     return work.own_bytes + work.walked_bytes * (1.0 + min(1.0, max(0.0, lost)) * again)
 
 

@@ -25,7 +25,15 @@ from sokoban.model.gpu.kinds.attention import (
     range_walks,
     starting_registers,
 )
-from sokoban.schedule.attention import FRAGMENT_DEPTH, FRAGMENT_ROWS, GROUP_WARPS, LANES, PIECE_BYTES, padded
+from sokoban.schedule.attention import (
+    FRAGMENT_DEPTH,
+    FRAGMENT_ROWS,
+    GROUP_WARPS,
+    LANES,
+    PIECE_BYTES,
+    padded,
+    problem_band,
+)
 from sokoban.schedule.attention_gradient import (
     QUERY_NUMBERS,
     GradientFloats,
@@ -113,6 +121,7 @@ def _slope_work(kernel: SlopeProduct, schedule: GradientSchedule) -> BlockWork:
         walked_bytes=float(kernel.inputs[1].size_bytes),
         own_bytes=slope_bytes + output,
         walk=walk,
+        band=problem_band(kernel, schedule.row_blocks(kernel)),
     )
 
 
@@ -147,7 +156,7 @@ def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) 
         return range_walks(kernel.block_range, schedule.rows, schedule.step)
     # Matrix instructions walk the queries of every head of a group by themselves.
     one = range_walks(replace(kernel.block_range, group=1), schedule.rows, schedule.step)
-    return Walks(one.mean * kernel.group, one.longest * kernel.group, one.edges * kernel.group)
+    return Walks(one.mean * kernel.group, one.longest * kernel.group, one.edges * kernel.group, one.lengths)
 
 
 def _widths(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> tuple[int, int]:
@@ -197,6 +206,7 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         walked_bytes=walked,
         own_bytes=block_side + output,
         walk=gradient_walks(kernel, schedule),
+        band=1 if schedule.instruction is Instruction.FMA else problem_band(kernel, schedule.row_blocks(kernel)),
     )
 
 

@@ -15,6 +15,7 @@ from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.kinds.attention_gradient import gradient_registers
+from sokoban.schedule.attention import problem_band
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.warp_groups import MOVED_REGISTERS
 from tests.codegen.gradient_kernels import checked, kernel_of
@@ -41,6 +42,19 @@ def test_results_are_those_of_float64(schedule: GradientSchedule, changes: dict[
     result = checked(schedule, of=of, **changes)
     assert result.passed, result.reason
     assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("of", ["queries", "keys"])
+@pytest.mark.parametrize(("heads", "band"), [(3, 2), (4, 2)])
+def test_blocks_of_several_problems_start_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, heads: int, band: int, of: str
+) -> None:
+    changes = {"heads": heads, "queries": 100, "causal": True}
+    monkeypatch.setattr("sokoban.schedule.attention.BAND_BLOCKS", 2 * band)
+    assert problem_band(kernel_of(of=of, **changes), 2) == band
+    result = checked(by_groups(), of=of, **changes)
+    assert result.passed, result.reason
 
 
 @pytest.mark.usefixtures("emulator")

@@ -11,8 +11,8 @@ from hal.catalog import load_device
 from sokoban.kernel.attention import SliceSum, attention_flops, seen_pairs
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import Tensor
-from sokoban.model.gpu.kinds.attention import estimate_attention, estimate_slice_sum, lookups, walks
-from sokoban.schedule.attention import SliceSumSchedule
+from sokoban.model.gpu.kinds.attention import _tail, estimate_attention, estimate_slice_sum, lookups, walks
+from sokoban.schedule.attention import SliceSumSchedule, problem_band
 from tests.codegen.attention_kernels import by_matrices, by_multiply_adds, kernel_of
 
 A100 = load_device("a100")
@@ -116,3 +116,20 @@ def test_threads_look_for_pages_as_often_as_their_text_does() -> None:
     assert lookups(kernel, by_matrices(rows=64, keys=64, warps=4)) == 128 * 2 * 4
     assert lookups(kernel, by_multiply_adds(keys=16)) == 2 * 16 * 32
     assert lookups(kernel_of(head_dim=128), by_matrices()) == 0
+
+
+def test_units_end_together_where_problems_start_side_by_side() -> None:
+    """Walks of 1 to 64 tiles, four problems on 132 units: in turns they leave half of the longest walk behind."""
+    lengths = tuple(number / 64 for number in range(64, 0, -1))
+    one, all_four = (_tail(lengths, 4, band, 132) for band in (1, 4))
+    assert one == pytest.approx(0.5, abs=0.01)
+    assert all_four == pytest.approx(1.0 - 4 * sum(lengths) / 132, abs=1e-9)
+    # Many problems: what the last of them leave.
+    assert [round(_tail(lengths, 32, band, 132), 2) for band in (1, 4, 8)] == [0.47, 0.01, 0.01]
+
+
+def test_bands_are_of_masks_and_of_what_the_cache_holds() -> None:
+    causal = kernel_of(queries=4096, head_dim=128, heads=32, causal=True)
+    assert problem_band(causal, 32) == 16  # 24 by their blocks, 16 by their bytes
+    assert problem_band(causal, 256) == 2  # of 3 that 32 is no multiple of
+    assert problem_band(kernel_of(queries=4096, head_dim=128, heads=32), 32) == 1
