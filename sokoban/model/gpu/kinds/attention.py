@@ -8,7 +8,7 @@ the same, was measured at (:data:`EXPOSED`). Everything else is counted: fragmen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heapreplace
 
@@ -133,7 +133,7 @@ class Walks:
     mean: float
     longest: float
     edges: float
-    lengths: tuple[float, ...] = ()
+    lengths: tuple[float, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
