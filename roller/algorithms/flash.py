@@ -247,6 +247,6 @@ def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -
     if has_matrix_instructions(dtype, device):
         candidates = matrix_tiles(AttentionSchedule, (False, True))
         if device.warp_group_instruction(dtype) is not None:
-            groups = group_tiles(AttentionSchedule, lambda schedule: shared_bytes(kernel, schedule), device)
+            groups = group_tiles(AttentionSchedule, lambda schedule: shared_bytes(kernel, schedule), device, (False,))
             candidates = chain((each for each in groups if each.misfit(kernel) is None), candidates)
     return within(candidates, kernel.rows, kernel.attention.key_count, max(1, slices.count))

@@ -145,14 +145,14 @@ def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpe
     each, but for warp groups, of which one copies. Of slopes blocks read whole lines of L2, as DRAM gives them."""
     attention = kernel.attention
     of_keys, dtype = attention.of == "keys", attention.dtype
-    tiles = multiply_add_tiles(GradientSchedule)
+    tiles, shares = multiply_add_tiles(GradientSchedule), (1, 2) if of_keys else (1,)
     if has_matrix_instructions(dtype, device):
-        tiles = matrix_tiles(GradientSchedule, (1, 2) if of_keys else (1,))
+        tiles = matrix_tiles(GradientSchedule, shares)
     candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
     if attention.slopes and not of_keys:
         line = min(LINE_BYTES // DTYPE_BYTES[dtype], padded(kernel.rows))
         candidates = (each for each in candidates if each.rows >= line)
     if device.warp_group_instruction(dtype) is not None and isinstance(kernel, AttentionGradientKernel):
-        groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device)
+        groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device, shares)
         candidates = chain(groups, candidates)
     return within(candidates, kernel.rows, kernel.sizes["walked"])

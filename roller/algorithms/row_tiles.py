@@ -51,18 +51,21 @@ def matrix_tiles(kind: type[_R], options: Sequence[Any]) -> Iterator[_R]:
         )  # fmt: skip
 
 
-def group_tiles(kind: type[_R], shared_bytes: Callable[[_R], int], device: DeviceSpec) -> Iterator[_R]:
-    """Tiles of whole warp groups, with as many buffers as take no block of a unit its place.
+def group_tiles(
+    kind: type[_R], shared_bytes: Callable[[_R], int], device: DeviceSpec, options: Sequence[Any]
+) -> Iterator[_R]:
+    """Tiles of whole warp groups, with every value of the option that schedules of a kind have, and as many buffers as
+    take no block of a unit its place.
 
     Args:
         shared_bytes: shared memory of a block of a schedule.
     """
-    option, without, _ = kind.OPTION
-    for groups, step in product(GROUPS, GROUP_STEPS):
+    option = kind.OPTION[0]
+    for groups, step, value in product(GROUPS, GROUP_STEPS, options):
         tiles = [
             kind(
                 rows=GROUP_ROWS * groups, warps=GROUP_WARPS * groups, stages=stages, instruction=Instruction.WGMMA,
-                **{kind.STEP: step, option: without},
+                **{kind.STEP: step, option: value},
             )
             for stages in GROUP_STAGES
         ]  # fmt: skip

@@ -7,7 +7,8 @@ logits go into those products out of registers. The numbers of queries that are 
 
 Products of results run on while the next step's logits are issued, and those of values while gradients of logits are
 worked out (J. Shah et al., "FlashAttention-3", 2024, 3.1, has the backward pass so). Queries of heads that share keys
-are walked head by head.
+are walked head by head. Where dK and dV of wide heads take more registers than a group has, different blocks make them:
+those of dV leave out what is wanted of the logits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from codegen.gpu.gradients.warps import (
     mask_of_keys,
     results_of,
     stores,
+    sums_of,
 )
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.gpu.walks.attention_warps import PRODUCTS
@@ -142,7 +144,7 @@ def _cleared(kernel: AttentionGradientKernel) -> str:
     do."""
     if not kernel.writes_slopes:
         return ""
-    idle = cleared_slopes(f"thread - THREADS - {LANES}", str((GROUP_WARPS - 1) * LANES), "true")
+    idle = cleared_slopes(f"thread - THREADS - {LANES}", str((GROUP_WARPS - 1) * LANES), "share == 0")
     return f" else {{\n{idle}\n    }}"
 
 
@@ -226,23 +228,26 @@ def _own_tiles(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> s
 
 def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
     """The steps of a block, behind its own tiles."""
+    of_keys, is_shared = kernel.is_of_keys, schedule.shares > 1
     sums = "\n".join(
-        f"  float {each.sums}[FRAGMENTS][{each.width} / 8][4];\n{cleared(each.sums, each.width)}"
-        for each in results_of(kernel)
+        f"  float {name}[FRAGMENTS][{width} / 8][4];\n{cleared(name, width)}"
+        for name, width in sums_of(results_of(kernel), schedule).items()
     )
+    steps = _steps_of_keys if of_keys else _steps_of_queries
+    walk = _steps_of_shares if is_shared else steps
     return f"""\
 {sums}
   float logits[FRAGMENTS][STEP / 8][4], wanted[FRAGMENTS][STEP / 8][4];
-  unsigned {"weights[STEP / 16][4], " if kernel.is_of_keys else ""}slopes[STEP / 16][4];
+  unsigned {"weights[STEP / 16][4], " if of_keys else ""}slopes[STEP / 16][4];
   if (steps > 0) {{
     copy_own_keys();
-    copy_own_values();
+    {"if (share == 0) " if is_shared else ""}copy_own_values();
     copy_async_commit();
     copy_async_wait_0();
     async_proxy_fence();
     barrier_arrive(shared, OWN_FULL);
     barrier_wait(shared, OWN_FULL, 0);
-{_steps_of_keys(kernel, schedule, pair) if kernel.is_of_keys else _steps_of_queries(kernel, schedule, pair)}
+{walk(kernel, schedule, pair)}
   }}"""
 
 
@@ -281,10 +286,16 @@ def _dots(
     )  # fmt: skip
 
 
-def _key_sums(kernel: AttentionGradientKernel, number: str) -> str:
+def _key_sums(kernel: AttentionGradientKernel, number: str, sums: str = "key_sums") -> str:
     """The products of the gradients of logits and what was walked."""
     dtype, depth = kernel.attention.dtype, kernel.attention.head_dim
-    return product_of_columns("key_sums", "slopes", dtype, depth, walked=_buffer("KEY", number), step_name="STEP")
+    return product_of_columns(sums, "slopes", dtype, depth, walked=_buffer("KEY", number), step_name="STEP")
+
+
+def _value_sums(kernel: AttentionGradientKernel, sums: str = "value_sums") -> str:
+    """The products of the probabilities and the gradients of results of a step."""
+    dtype, width = kernel.attention.dtype, kernel.attention.value_size
+    return product_of_columns(sums, "weights", dtype, width, walked=_buffer("VALUE", "number"), step_name="STEP")
 
 
 def _probabilities(exponent: str, mask: str) -> str:
@@ -337,44 +348,99 @@ def _steps_of_queries(kernel: AttentionGradientKernel, schedule: GradientSchedul
     {done_name(0, width)}(key_sums[0][0]);"""
 
 
-def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
-    """Steps along queries: products of values run while gradients of logits are worked out, those of the gradients
-    while the next step's logits come."""
-    attention, step = kernel.attention, schedule.step
-    values = product_of_columns(
-        "value_sums", "weights", attention.dtype, attention.value_size, walked=_buffer("VALUE", "number"),
-        step_name="STEP",
-    )  # fmt: skip
-    # The numbers have been read by all threads when the first one gives the buffer back.
-    slopes = _slopes("wanted[m][n][2 * i + j]", pair, "    __syncwarp();\n")
+#: The numbers of a step's queries: with which probabilities of two adjacent tiles of eight begin.
+_EXPONENTS = """\
+      float exponents[STEP / 16][4];
+#pragma unroll
+      for (int n = 0; n < STEP / 16; ++n) *(float4*)exponents[n] = ((const float4*)numbers + lane % 4)[n * 4];"""
+
+
+def _logits_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
+    """The beginning of a step along queries, whose logits are issued."""
     return f"""\
-#pragma unroll 1
-    for (int number = 0; number < steps; ++number) {{
       {FIRST_QUERY}
       const float* numbers = (const float*)(shared + NUMBERS) + number % STAGES * NUMBERS_OF_STEP;
-      const float4* begun = (const float4*)(numbers + STEP) + lane % 4;
       {_full("number")}
       warp_group_arrive();
-{_dots(kernel, schedule, "logits", "number")}
+{_dots(kernel, schedule, "logits", "number")}"""
+
+
+def _wanted_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
+    """What is wanted of the logits of a step, begun with -D."""
+    return f"""\
+      const float4* begun = (const float4*)(numbers + STEP) + lane % 4;
 #pragma unroll
       for (int n = 0; n < STEP / 8; ++n)
         *(float4*)wanted[0][n] = begun[n * 4];
       warp_group_arrive();
-{_dots(kernel, schedule, "wanted", "number", begins=False)}
-      {done_name(1, step)}(logits[0][0]);
-      {_empty("number > 0 && lane == 0", "(number - 1u)")}
-      float exponents[STEP / 16][4];
-#pragma unroll
-      for (int n = 0; n < STEP / 16; ++n) *(float4*)exponents[n] = ((const float4*)numbers + lane % 4)[n * 4];
-{_probabilities("exponents[n / 2][n % 2 * 2 + j]", mask_of_keys())}
-{factors_of("logits", "weights", pair, "STEP")}
-      warp_group_arrive();
-{values}
-      {done_name(1, step)}(wanted[0][0]);
+{_dots(kernel, schedule, "wanted", "number", begins=False)}"""
+
+
+def _slopes_of_keys(kernel: AttentionGradientKernel, pair: str, sums: str = "key_sums") -> str:
+    """Gradients of the logits of a step, and their products."""
+    # The numbers have been read by all threads when the first one gives the buffer back.
+    slopes = _slopes("wanted[m][n][2 * i + j]", pair, "    __syncwarp();\n")
+    return f"""\
 {slopes}
       warp_group_arrive();
-{_key_sums(kernel, "number")}
-{slope_stores("slopes[n / 2][i]", "slopes[n / 2][2 + i]") if kernel.writes_slopes else ""}
+{_key_sums(kernel, "number", sums)}
+{slope_stores("slopes[n / 2][i]", "slopes[n / 2][2 + i]") if kernel.writes_slopes else ""}"""
+
+
+def _probabilities_of_keys() -> str:
+    """Probabilities of the pairs of a step along queries."""
+    return f"{_EXPONENTS}\n{_probabilities('exponents[n / 2][n % 2 * 2 + j]', mask_of_keys())}"
+
+
+def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+    """Steps along queries: products of values run while gradients of logits are worked out, those of the gradients
+    while the next step's logits come."""
+    attention, step = kernel.attention, schedule.step
+    return f"""\
+#pragma unroll 1
+    for (int number = 0; number < steps; ++number) {{
+{_logits_of_keys(kernel, schedule)}
+{_wanted_of_keys(kernel, schedule)}
+      {done_name(1, step)}(logits[0][0]);
+      {_empty("number > 0 && lane == 0", "(number - 1u)")}
+{_probabilities_of_keys()}
+{factors_of("logits", "weights", pair, "STEP")}
+      warp_group_arrive();
+{_value_sums(kernel)}
+      {done_name(1, step)}(wanted[0][0]);
+{_slopes_of_keys(kernel, pair)}
     }}
     {done_name(0, padded(attention.head_dim))}(key_sums[0][0]);
     {behind_name(padded(attention.value_size))}(value_sums[0][0]);"""
+
+
+def _steps_of_shares(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+    """Steps along queries of blocks that make dK, or dV: products of one step run while the next one's logits come."""
+    attention, step = kernel.attention, schedule.step
+    return f"""\
+    if (share == 0) {{
+#pragma unroll 1
+    for (int number = 0; number < steps; ++number) {{
+{_logits_of_keys(kernel, schedule)}
+{_wanted_of_keys(kernel, schedule)}
+      {done_name(1, step)}(logits[0][0]);
+      {_empty("number > 0 && lane == 0", "(number - 1u)")}
+{_probabilities_of_keys()}
+      {beside("logits", "STEP")}
+      {done_name(0, step)}(wanted[0][0]);
+{_slopes_of_keys(kernel, pair, "sums")}
+    }}
+    }} else {{
+#pragma unroll 1
+    for (int number = 0; number < steps; ++number) {{
+{_logits_of_keys(kernel, schedule)}
+      {done_name(0, step)}(logits[0][0]);
+      {_empty("number > 0 && lane == 0", "(number - 1u)")}
+{_probabilities_of_keys()}
+{factors_of("logits", "weights", pair, "STEP")}
+      __syncwarp();
+      warp_group_arrive();
+{_value_sums(kernel, "sums")}
+    }}
+    }}
+    {done_name(0, padded(max(attention.head_dim, attention.value_size)))}(sums[0][0]);"""

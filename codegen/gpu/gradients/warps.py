@@ -71,6 +71,13 @@ def results_of(kernel: AttentionGradientKernel) -> list[_Result]:
     return [first, second] if kernel.is_of_keys else [first]
 
 
+def sums_of(results: list[_Result], schedule: GradientSchedule) -> dict[str, str]:
+    """Names of the fragments of results, and of the elements of their rows."""
+    if schedule.shares > 1:
+        return {"sums": "(DEPTH > WIDTH ? DEPTH : WIDTH)"}
+    return {each.sums: each.width for each in results}
+
+
 def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: str) -> str:
     product, pair = PRODUCTS[kernel.attention.dtype]
     types = {"L": "float", "D": "float"}
@@ -239,10 +246,9 @@ OWN_NUMBERS = """\
 def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: str, pair: str) -> str:
     """The steps of a block."""
     of_keys, results = kernel.is_of_keys, results_of(kernel)
-    largest = "(DEPTH > WIDTH ? DEPTH : WIDTH)"
-    width_by_sums = {"sums": largest} if schedule.shares > 1 else {each.sums: each.width for each in results}
     declared = "\n".join(
-        f"  float {sums}[FRAGMENTS][{width} / 8][4];\n{cleared(sums, width)}" for sums, width in width_by_sums.items()
+        f"  float {sums}[FRAGMENTS][{width} / 8][4];\n{cleared(sums, width)}"
+        for sums, width in sums_of(results, schedule).items()
     )
     logits = _dots("logits", "own_key_place", "KEY_PITCH", "keys_now + key_rows_place", "DEPTH", product)
     wanted = _dots("wanted", "own_value_place", "VALUE_PITCH", "values_now + value_rows_place", "WIDTH", product)

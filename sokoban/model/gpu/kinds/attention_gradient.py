@@ -46,11 +46,16 @@ from sokoban.schedule.attention_gradient import (
 #: that scales it, two for its gradient or, of keys, one, half a conversion each for the gradient and, of keys, the
 #: probability, and of keys three eighths of a load of a query's two numbers.
 GROUP_INSTRUCTIONS_OF_QUERIES, GROUP_INSTRUCTIONS_OF_KEYS = 3.5, 3.375
+#: Of those of keys what every block does, where different ones make dK and dV: a scale, and an eighth of a load.
+GROUP_INSTRUCTIONS_OF_SHARES = 1.125
 #: Instructions of a thread per product of rows and of columns, each with an addition for every descriptor, and per
 #: step, likewise: the means of ten loops of whole steps of two groups, which are off by 5 of 59 to 94 at most; single
 #: groups have 20 more.
 GROUP_ROWS_INSTRUCTIONS, GROUP_COLUMNS_INSTRUCTIONS = 3.0, 2.0
 GROUP_STEP_OF_QUERIES, GROUP_STEP_OF_KEYS = 33.0, 28.6
+#: The same where different blocks make dK and dV, the mean of both: of four pairs of loops, of 128 to 256 elements,
+#: which are off by 6 of 126 to 172 at most.
+GROUP_STEP_OF_SHARES = 35.6
 #: Instructions per slope that is written: compiled loops have 2.0 to 2.4 more with slopes than without (an exchange,
 #: three choices, a store and its guard for four of them).
 SLOPE_INSTRUCTIONS = 2.2
@@ -137,7 +142,7 @@ def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedu
     if schedule.instruction.is_by_groups:
         # Factors of products that still run while the next logits and what is wanted of them come; two numbers of two
         # rows.
-        factors = schedule.step // 2 if kernel.is_of_keys else schedule.step // 4 + 4
+        factors = schedule.step // 2 // schedule.shares if kernel.is_of_keys else schedule.step // 4 + 4
         return columns // 2 + schedule.step + factors + GROUP_OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     return fragments * (columns // 2 + schedule.step + 8) + OTHER_REGISTERS
@@ -199,7 +204,7 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         slices=1,
         products=dots + results / shares,
         loads_per_product=_loads_per_product(schedule, dots, results),
-        exponentials=_instructions(kernel, schedule, depth, width) + SLOPE_INSTRUCTIONS * kernel.writes_slopes,
+        exponentials=_instructions(kernel, schedule, depth, width) + SLOPE_INSTRUCTIONS * kernel.writes_slopes / shares,
         port_bytes=_port_bytes(kernel, schedule, dots, results / shares),
         step_bytes=schedule.step * row,
         once_bytes=block_side * shares + ends,
@@ -214,11 +219,16 @@ def _instructions(kernel: AttentionGradientKernel, schedule: GradientSchedule, d
     """Instructions per logit besides its exponential and the mask."""
     if not schedule.instruction.is_by_groups:
         return LOGIT_INSTRUCTIONS
-    of_keys = kernel.is_of_keys
-    # A thread has half as many logits as the step has rows; products are along both widths, and along the step.
-    products = GROUP_ROWS_INSTRUCTIONS * (depth + width) + GROUP_COLUMNS_INSTRUCTIONS * schedule.step * (1 + of_keys)
+    of_keys, shares = kernel.is_of_keys, schedule.shares
+    # A thread has half as many logits as the step has rows; products are along both widths, and along the step. Of two
+    # shares the mean: one has no part of what the other does beyond logits.
+    products = GROUP_ROWS_INSTRUCTIONS * (depth + width / shares)
+    products += GROUP_COLUMNS_INSTRUCTIONS * schedule.step * (1 + of_keys) / shares
     each = GROUP_INSTRUCTIONS_OF_KEYS if of_keys else GROUP_INSTRUCTIONS_OF_QUERIES
     each_step = GROUP_STEP_OF_KEYS if of_keys else GROUP_STEP_OF_QUERIES
+    if shares > 1:
+        each = GROUP_INSTRUCTIONS_OF_SHARES + (each - GROUP_INSTRUCTIONS_OF_SHARES) / shares
+        each_step = GROUP_STEP_OF_SHARES
     return each + (products / FRAGMENT_DEPTH + each_step) / (schedule.step / 2)
 
 

@@ -21,8 +21,10 @@ from sokoban.schedule.warp_groups import MOVED_REGISTERS
 from tests.codegen.gradient_kernels import checked, kernel_of
 
 
-def by_groups(count: int = 1, step: int = 16, stages: int = 2) -> GradientSchedule:
-    return GradientSchedule(rows=64 * count, step=step, warps=4 * count, stages=stages, instruction=Instruction.WGMMA)
+def by_groups(count: int = 1, step: int = 16, stages: int = 2, shares: int = 1) -> GradientSchedule:
+    return GradientSchedule(
+        rows=64 * count, step=step, warps=4 * count, stages=stages, shares=shares, instruction=Instruction.WGMMA
+    )
 
 
 @pytest.mark.usefixtures("emulator")
@@ -40,6 +42,25 @@ def by_groups(count: int = 1, step: int = 16, stages: int = 2) -> GradientSchedu
 )
 def test_results_are_those_of_float64(schedule: GradientSchedule, changes: dict[str, Any], of: str) -> None:
     result = checked(schedule, of=of, **changes)
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("slopes", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [
+        (by_groups(shares=2), {}),
+        (by_groups(step=32, shares=2), {"queries": 72, "keys": 100, "causal": True, "head_dim": 24, "value_dim": 40}),
+        (by_groups(2, shares=2), {"heads": 4, "kv_heads": 2, "b": 2, "queries": 152, "causal": True, "window": 20}),
+    ],
+    ids=["plain", "causal", "window of groups"],
+)
+def test_different_blocks_make_gradients_of_keys_and_of_values(
+    schedule: GradientSchedule, changes: dict[str, Any], slopes: bool
+) -> None:
+    result = checked(schedule, of="keys", slopes=slopes, **changes)
     assert result.passed, result.reason
     assert not result.needless
 
@@ -106,30 +127,64 @@ def test_slopes_are_written_whether_queries_see_keys_or_not(
 def test_a_text_without_one_of_what_orders_copies_and_products_is_noticed(
     monkeypatch: pytest.MonkeyPatch, of: str, line: str, problem: str
 ) -> None:
-    written = groups._text
-
-    def without(*arguments: Any) -> str:
-        text = written(*arguments)
-        assert line in text
-        return text.replace(line, "", 1)
-
-    monkeypatch.setattr(groups, "_text", without)
+    leave_out(monkeypatch, line)
     result = checked(by_groups(), of=of, queries=64)
     assert not result.passed and problem in result.reason
 
 
+FULL = "barrier_wait(shared, STEP_FULL + 16 * (number % STAGES), number / STAGES % 2);"
+EMPTY = "if (number > 0 && lane == 0) barrier_arrive(shared, STEP_EMPTY + 16 * ((number - 1u) % STAGES));"
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("line", "place", "problem"),
+    [
+        (FULL, 0, "race"),
+        (FULL, 1, "race"),
+        (EMPTY, 0, "a wait without end"),
+        (EMPTY, 1, "a wait without end"),
+        ("__syncwarp();", 0, "race"),
+        ("__syncwarp();", 1, "race"),
+        ("      products_done_but_1_16(logits[0][0]);", 0, ""),
+        ("      products_done_but_0_16(wanted[0][0]);", 0, ""),
+        ("      products_done_but_0_16(logits[0][0]);", 0, ""),
+        ("    products_done_but_0_16(sums[0][0]);", 0, ""),
+    ],
+)
+def test_either_share_without_one_of_these_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, line: str, place: int, problem: str
+) -> None:
+    leave_out(monkeypatch, line, place)
+    result = checked(by_groups(shares=2), of="keys", queries=64)
+    assert not result.passed and problem in result.reason
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch, line: str, place: int = 0) -> None:
+    """Kernels are without a line, at one of the places where it stands."""
+    written = groups._text
+
+    def without(*arguments: Any) -> str:
+        parts = written(*arguments).split(line)
+        assert len(parts) > place + 1
+        return line.join(parts[: place + 1]) + line.join(["", *parts[place + 1 :]])[len(line) :]
+
+    monkeypatch.setattr(groups, "_text", without)
+
+
 @pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize(
-    ("of", "head_dim", "step", "count", "slopes"),
+    ("of", "head_dim", "schedule", "slopes"),
     [
-        ("queries", 128, 96, 2, False), ("keys", 128, 48, 2, False), ("keys", 128, 48, 2, True),
-        ("keys", 80, 64, 1, False),
+        ("queries", 128, by_groups(2, 96), False), ("keys", 128, by_groups(2, 48), False),
+        ("keys", 128, by_groups(2, 48), True), ("keys", 80, by_groups(1, 64), False),
+        ("keys", 256, by_groups(2, 32, shares=2), True),
     ],
 )  # fmt: skip
 def test_kernels_compile_without_spills_and_without_serial_products(
-    of: str, head_dim: int, step: int, count: int, slopes: bool
+    of: str, head_dim: int, schedule: GradientSchedule, slopes: bool
 ) -> None:
-    schedule = by_groups(count, step)
+    count, step = schedule.warps // 4, schedule.step
     kernel = kernel_of(of=of, head_dim=head_dim, queries=4096, causal=True, slopes=slopes)
     architecture = specific_architecture(schedule, "sm_90")
     lowered = lower(LoweringRequest(kernel, schedule, "gradient", Target("cuda", architecture, 32)))
@@ -138,5 +193,5 @@ def test_kernels_compile_without_spills_and_without_serial_products(
     needed, moved = gradient_registers(kernel, schedule), MOVED_REGISTERS.get(count)
     assert needed <= moved[0] if moved else abs(compiled.registers - needed) < 24
     # Rows of 80 elements take two panels of 64; L and twice D of every query that is walked; two barriers of a buffer.
-    numbers = 2 * 3 * 4 * step if of == "keys" else 0
-    assert gradient_shared_bytes(kernel, schedule) == 512 * (64 * count + 2 * step) + numbers + 16 * 3
+    row, numbers = 4 * max(head_dim, 128), 2 * 3 * 4 * step if of == "keys" else 0
+    assert gradient_shared_bytes(kernel, schedule) == row * (64 * count + 2 * step) + numbers + 16 * 3
