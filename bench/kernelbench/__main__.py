@@ -1,15 +1,15 @@
 """KernelBench's problems in our language: how many are said, how long kernels of ours take, and whether they are right.
 
-    python -m bench.kernelbench FILE_OR_FOLDER --device h100-sxm-80gb [--prove] [--level level1]
+    python -m bench.kernelbench [FILE_OR_FOLDER] --device h100-sxm-80gb [--prove] [--level level1]
 
 reads rows of measured problems (``problems.jsonl``) or the folder ``KernelBench`` of a user's own copy, whose files it
-runs on tensors without data.
+runs on tensors without data; without either, the twins: problems of our own after the titles that have no such row.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from bench.accuracy.steps.kernelbench import Problem as Measured
 from bench.accuracy.steps.kernelbench import capture_of, evaluate
-from bench.kernelbench.calls import read_folder, read_rows
+from bench.kernelbench.calls import read_folder, read_rows, read_twins
 from bench.kernelbench.groups import Operators, operators_of
+from bench.kernelbench.problem import Problem
 from codegen.compile.build import verify_chain, verify_schedule
 from codegen.target import Target
 from codegen.verify.result import Verification
@@ -140,17 +141,24 @@ def summary(results: list[Result], unread: list[tuple[str, str]]) -> Iterator[st
         yield f"{level}: {len(said)} of {count} said, {proved} proved; medians: {middle or '-'}"
 
 
+def _problems(source: Path | None, device: DeviceSpec, levels: Sequence[str]) -> Iterable[Problem | tuple[str, str]]:
+    """Problems of a source, or the name of one and why it could not be called."""
+    if source is None:
+        return read_twins(levels)
+    return read_folder(source, levels) if source.is_dir() else read_rows(source, device.name, levels)
+
+
 @click.command()
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--device", "device_name", default="h100-sxm-80gb", show_default=True, help="The board.")
 @click.option("--level", "levels", multiple=True, default=("level1", "level2"), show_default=True, help="Levels.")
 @click.option("--prove", is_flag=True, help="Run every operator's kernels in the emulator, cut down.")
 @click.option("--problem", default="", help="Problems whose names have this alone.")
-def main(source: Path, device_name: str, levels: tuple[str, ...], prove: bool, problem: str) -> None:
-    """Judge SOURCE, a file of problems' rows or a copy's folder."""
+def main(source: Path | None, device_name: str, levels: tuple[str, ...], prove: bool, problem: str) -> None:
+    """Judge SOURCE, a file of problems' rows or a copy's folder; by default the twins."""
     try:
         device = load_device(device_name)
-        read = read_folder(source, levels) if source.is_dir() else read_rows(source, device.name, levels)
+        read = _problems(source, device, levels)
         results, unread = [], []
         click.echo(HEADER)
         for each in read:
@@ -161,7 +169,9 @@ def main(source: Path, device_name: str, levels: tuple[str, ...], prove: bool, p
                 results.append(judged(operators_of(each), device, proves=prove))
                 click.echo(line_of(results[-1]))
         if not results and not unread:
-            raise InputError(str(source), f"no problems of {', '.join(levels)} on {device.name}", "name another board")
+            raise InputError(
+                str(source or "twins"), f"no problems of {', '.join(levels)} on {device.name}", "name another board"
+            )
     except InputError as error:
         click.echo(str(error), err=True)
         raise SystemExit(2) from None

@@ -54,6 +54,20 @@ def read_folder(folder: Path, levels: Sequence[str]) -> Iterator[Problem | tuple
             yield name, f"cannot be called without data: {type(error).__name__}: {str(error).splitlines()[0][:100]}"
 
 
+def read_twins(levels: Sequence[str]) -> Iterator[Problem]:
+    """Problems of our own after the titles of KernelBench that are not among the measured rows."""
+    import torch
+
+    from bench.kernelbench.record import recorded
+    from bench.kernelbench.twins.chains import CHAINS
+    from bench.kernelbench.twins.operators import OPERATORS
+
+    for level, problems in (("level1", OPERATORS), ("level2", CHAINS)):
+        for title, make in problems.items() if level in levels else ():
+            with torch.device("meta"):
+                yield recorded(f"{level}/{title}", *make())
+
+
 def _number(path: Path) -> int:
     digits = path.name.partition("_")[0]
     return int(digits) if digits.isdigit() else 0

@@ -13,8 +13,12 @@ from click.testing import CliRunner, Result
 
 from bench.accuracy.data import default_directory
 from bench.kernelbench.__main__ import main
+from bench.kernelbench.calls import read_rows
+from bench.kernelbench.twins.chains import CHAINS
+from bench.kernelbench.twins.operators import OPERATORS
 
 ROWS = default_directory() / "kernelbench" / "problems.jsonl"
+BOARD = "h100-sxm-80gb"
 
 #: A problem as files of a copy have it.
 FILE = """
@@ -69,6 +73,21 @@ def test_a_copys_files_are_called_without_data(tmp_path: Path) -> None:
     assert "cannot be called without data: AttributeError" in invoked.output
 
 
+@pytest.mark.usefixtures("emulator")
+def test_twins_stand_in_for_titles_without_rows() -> None:
+    invoked = run("--problem", "_sums_of_all", "--prove")
+    assert invoked.exit_code == 0, invoked.output
+    lines = invoked.output.splitlines()[1:-1]
+    assert len(lines) == 4 and all(line.endswith("proved") for line in lines), invoked.output
+
+
+@pytest.mark.slow
+def test_twins_are_said_but_for_what_is_drawn() -> None:
+    invoked = run()
+    assert "level1: 56 of 56 said" in invoked.output and "level2: 41 of 42 said" in invoked.output
+    assert "random numbers" in invoked.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -82,6 +101,14 @@ def test_what_is_no_problem_is_one_line(tmp_path: Path, text: str, message: str)
     refused = run(path)
     assert refused.exit_code == 2 and message in refused.output
     assert run(tmp_path).exit_code == 2
+
+
+@pytest.mark.skipif(not ROWS.is_file(), reason="the measured problems are not at hand")
+@pytest.mark.parametrize(("level", "twins"), [("level1", OPERATORS), ("level2", CHAINS)])
+def test_twins_have_the_numbers_that_rows_have_not(level: str, twins: dict[str, object]) -> None:
+    measured = {problem.name.partition("/")[2].partition("_")[0] for problem in read_rows(ROWS, BOARD, [level])}
+    others = [title.partition("_")[0] for title in twins]
+    assert sorted([*measured, *others], key=int) == [str(number) for number in range(1, 101)]
 
 
 @pytest.mark.slow
