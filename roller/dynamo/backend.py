@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,6 +30,7 @@ from torch._inductor.codecache import torch_key
 from torch._inductor.freezing_utils import enter_freezing
 from torch._inductor.output_code import OutputCode
 
+from codegen.compile.toolchain import toolchain
 from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -37,6 +40,7 @@ from roller.dynamo.frozen import FrozenGraph
 from roller.dynamo.garbage import leave_out_older_objects
 from roller.dynamo.kernels import ON_GPU, ON_PROCESSOR, KernelShelf, is_processor
 from roller.dynamo.prices import GraphPrice
+from roller.dynamo.reserve import reserve_while_tracing
 from roller.dynamo.rewriting import Decision, predicted, rewrite
 from roller.dynamo.stored.graphs import CompiledGraph, GraphStore, Recording
 from roller.dynamo.stored.probes import remembered_probes
@@ -159,6 +163,7 @@ class RollerBackend:
 
     def compiled(self, module: Any, inputs: Sequence[Any], recording: Recording | None = None) -> Callable[..., Any]:
         """A graph module as a function; it is Inductor's from now on."""
+        module.recompile()
         theirs = storages_of((*module.parameters(), *module.buffers()))
         open_sizes = self.prices is None and _sizes_stay_open(module, inputs)
         # Its cache of graphs knows Inductor alone, and would give its code for a graph of ours, or ours for one of its.
@@ -348,11 +353,24 @@ class InterpretedGraph(OutputCode):
         """There is none."""
 
 
-# A thread reads PyTorch's sources, which are part of the keys of graphs, while Dynamo traces the first one.
+# The first compilation would import these.
+for _name in (
+    "hal.microbench.cpu",
+    "tomllib",
+    "torch.distributed.tensor.experimental._func_map",
+    "torch.export._trace",
+    "torch.utils.cpp_extension",
+):
+    with suppress(ImportError):  # which of them there are changes from release to release
+        import_module(_name)
+
+# Threads read PyTorch's sources and ours, which are part of the keys of graphs, while Dynamo traces the first one.
 if hasattr(torch_key, "prefetch"):
     torch_key.prefetch()
+threading.Thread(target=toolchain, daemon=True).start()
 
 leave_out_older_objects()
+reserve_while_tracing()
 
 #: The entry point ``roller`` of ``torch_dynamo_backends``.
 roller = RollerBackend()

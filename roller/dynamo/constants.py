@@ -20,6 +20,8 @@ import torch
 from torch._guards import tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
+from roller.dynamo.reserve import RESERVE
+
 
 @contextmanager
 def on_real_tensors() -> Iterator[None]:
@@ -104,6 +106,9 @@ _LINE_BYTES = 64
 _MADV_HUGEPAGE = 14
 #: Advice of Linux 6.1 and later (``madvise(2)``): put what lies in memory into huge pages now.
 _MADV_COLLAPSE = 25
+#: Seconds after which Dynamo, which traces meanwhile, lets go of Python's lock for the thread that writes weights. By
+#: default these are five times as many, as long as it takes to write a weight.
+_SWITCH_SECONDS = 0.001
 #: Seconds after which a thread starts to put memory into huge pages: a model's first call is over by then.
 _LATER_SECONDS = 1.0
 #: Seconds between two pages. One takes up to 5 ms of a core that kernels run on, and keeps other threads of the process
@@ -207,8 +212,13 @@ def dense_copies(tensors: Sequence[tuple[Any, Any]]) -> tuple[list[Any], Future[
 
 def _fill(pairs: Iterable[tuple[Any, Any]], memory: _Memory) -> None:
     """Write arrays into others, whose memory another thread puts into huge pages later."""
-    for copy, source in pairs:
-        np.copyto(copy, source)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
+    try:
+        for copy, source in pairs:
+            np.copyto(copy, source)
+    finally:
+        sys.setswitchinterval(interval)
     if _can_collapse():
         later = threading.Timer(_LATER_SECONDS, _collapse_slowly, (memory,))
         later.daemon = True
@@ -269,7 +279,7 @@ def _memory(sizes: Sequence[int]) -> _Memory | None:
     ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes))
     if not ends or ends[-1] < HUGE_PAGE_BYTES or _madvise() is None:
         return None
-    storage = torch.empty(ends[-1] + 2 * HUGE_PAGE_BYTES, dtype=torch.uint8).untyped_storage()
+    storage = RESERVE.take(ends[-1] + 2 * HUGE_PAGE_BYTES)
     first = -storage.data_ptr() % HUGE_PAGE_BYTES
     return _Memory(storage, tuple(first + end for end in (0, *ends[:-1])))
 

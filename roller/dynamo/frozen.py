@@ -239,7 +239,8 @@ class ModuleSource:
         self._compiled: CompiledGraph | None = None
 
     def code(self, parameters: Sequence[Any], inputs: Sequence[Any]) -> Callable[..., Any]:
-        """As :class:`GraphSource` has it."""
+        """As :class:`GraphSource` has it. Code of the module itself is written by who compiles it: one that is found in
+        a store needs none."""
         module = torch.fx.GraphModule(self._module, copy.deepcopy(self._module.graph))
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         for number, (position, tensor) in enumerate(zip(self.positions, parameters, strict=True)):
@@ -253,7 +254,6 @@ class ModuleSource:
             constant.meta = dict(node.meta)
             node.replace_all_uses_with(constant)
             module.graph.erase_node(node)
-        module.recompile()
         self._compiled = self._compiler(module, inputs)
         return self._compiled.run
 

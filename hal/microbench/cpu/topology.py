@@ -12,6 +12,8 @@ from hal.microbench.cpu.native import host_features
 
 _CACHES = Path("/sys/devices/system/cpu")
 _GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+#: What Linux says of processors, and which of it are features, on x86 and on ARM.
+_PROCESSORS, _FEATURES = Path("/proc/cpuinfo"), ("flags", "Features")
 _TYPICAL_LINE_BYTES = 64
 _SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
 
@@ -58,7 +60,7 @@ class Topology:
 def read_topology(root: Path = _CACHES) -> Topology:
     """This machine, as Linux describes it under ``root``; elsewhere what POSIX tells."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    bits, registers = _vectors(host_features())
+    bits, registers = _vectors(_features())
     return Topology(
         title=_title(),
         architecture=platform.machine(),
@@ -83,13 +85,20 @@ def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN_GROUP) -> float:
     return min((int(limit) for limit in limits if limit.isdigit()), default=math.inf)
 
 
+def _features() -> frozenset[str]:
+    """Features of the instruction set, as Linux names them or, elsewhere, LLVM, which takes long to load."""
+    named = (line.partition(":") for line in _read(_PROCESSORS).splitlines())
+    found = next((text.split() for name, _, text in named if name.strip() in _FEATURES), None)
+    return host_features() if found is None else frozenset(found)
+
+
 def _vectors(features: frozenset[str]) -> tuple[int, int]:
     """Bits and number of vector registers by the features of the instruction set."""
     if "avx512f" in features:
         return 512, 32
     if "avx" in features:
         return 256, 16
-    return 128, 32 if "neon" in features else 16
+    return 128, 32 if features & {"neon", "asimd"} else 16
 
 
 def _one_per_core(root: Path, allowed: list[int]) -> tuple[int, ...]:
@@ -124,7 +133,7 @@ def _posix_caches() -> tuple[Cache, ...]:
 
 
 def _title() -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in _read(_PROCESSORS).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

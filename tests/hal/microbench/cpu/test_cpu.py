@@ -90,6 +90,23 @@ def test_vectors_follow_the_instruction_set(features: set[str], expected: tuple[
     assert topology._vectors(frozenset(features)) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "lanes"),
+    [("flags\t\t: fpu avx avx2 avx512f", 16), ("flags : fpu avx", 8), ("Features : fp asimd", 4), ("model name: x", 2)],
+)
+def test_linux_or_llvm_names_the_features(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, lanes: int
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{text}\n")
+    monkeypatch.setattr(topology, "_PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(topology, "host_features", lambda: frozenset({"llvm"}))
+    monkeypatch.setattr(topology, "_vectors", lambda features: (64, 16) if features == {"llvm"} else vectors(features))
+    assert read_topology(tmp_path).lanes == lanes
+
+
+vectors = topology._vectors
+
+
 def test_working_sets_fit_their_level_and_not_the_one_above() -> None:
     assert level_sets(TWO_CORES) == {"l1": 16 << 10, "l2": 512 << 10, "l3": 4 << 20, "dram": 64 << 20}
     small = replace(TWO_CORES, caches=(), memory_bytes=1 << 30)
