@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from codegen.gpu import lines, patches, pointwise, ranks, rows, scatters, tiles, windows
 from codegen.gpu.gradients import groups as gradient_groups
 from codegen.gpu.gradients import multiply_adds as gradient_multiply_adds
-from codegen.gpu.gradients import slopes as slope_products
+from codegen.gpu.gradients import slope_groups
+from codegen.gpu.gradients import slopes as slope_warps
 from codegen.gpu.gradients import warps as gradient_warps
 from codegen.gpu.matrix import bulk, mma, wmma
 from codegen.gpu.staged import kernel as staged
@@ -48,7 +49,7 @@ KINDS: Mapping[type, KernelLowerings[Lowered]] = {
     AttentionGradientKernel: KernelLowerings(
         schedule=GradientSchedule, lowerings=(gradient_warps, gradient_groups, gradient_multiply_adds)
     ),
-    SlopeProduct: KernelLowerings(schedule=GradientSchedule, lowerings=(slope_products,)),
+    SlopeProduct: KernelLowerings(schedule=GradientSchedule, lowerings=(slope_warps, slope_groups)),
     ProductPair: KernelLowerings(schedule=PairSchedule, lowerings=(pair_warps, pair_multiply_adds)),
     LineKernel: KernelLowerings(schedule=LineSchedule, lowerings=(lines, ranks, scatters)),
 }

@@ -50,13 +50,18 @@ from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient, estimate_slopes
 from sokoban.model.gpu.stages import LINE_BYTES
 from sokoban.schedule.attention import LANES, padded
-from sokoban.schedule.attention_gradient import SLOPE_PIECE, GradientSchedule, gradient_shared_bytes
+from sokoban.schedule.attention_gradient import SLOPE_PIECE, GradientSchedule, gradient_shared_bytes, slope_shared_bytes
 from sokoban.schedule.cutting import cut
 
 #: Kind of kernel -> its predicted time.
 ESTIMATES: Mapping[type, Callable[..., Estimate]] = {
     AttentionGradientKernel: estimate_gradient,
     SlopeProduct: estimate_slopes,
+}
+#: Kind of kernel -> shared memory of a block of a schedule.
+SHARED_BYTES: Mapping[type, Callable[..., int]] = {
+    AttentionGradientKernel: gradient_shared_bytes,
+    SlopeProduct: slope_shared_bytes,
 }
 
 
@@ -152,7 +157,7 @@ def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpe
     if attention.slopes and not of_keys:
         line = min(LINE_BYTES // DTYPE_BYTES[dtype], padded(kernel.rows))
         candidates = (each for each in candidates if each.rows >= line)
-    if device.warp_group_instruction(dtype) is not None and isinstance(kernel, AttentionGradientKernel):
-        groups = group_tiles(GradientSchedule, partial(gradient_shared_bytes, kernel), device, shares)
+    if device.warp_group_instruction(dtype) is not None:
+        groups = group_tiles(GradientSchedule, partial(SHARED_BYTES[type(kernel)], kernel), device, shares)
         candidates = chain(groups, candidates)
     return within(candidates, kernel.rows, kernel.sizes["walked"])

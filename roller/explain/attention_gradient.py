@@ -133,12 +133,13 @@ def slope_lines(
     yield from wrapped(f"a block walks {walk.mean:.3g} tiles in the mean, {walk.longest:.0f} at most")
     yield from wrapped(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: results, "
-        f"fragments of both factors, addresses ({slope_registers(kernel, schedule)} by count)"
+        f"fragments of {'slopes' if schedule.instruction.is_by_groups else 'both factors'}, addresses "
+        f"({slope_registers(kernel, schedule)} by count)"
     )
-    arrives = "during a whole step" if schedule.stages > 1 else "between steps"
-    yield from wrapped(
-        f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: slopes and keys of a step arrive {arrives}"
-    )
+    buffers = f"slopes and keys of a step arrive {'during a whole step' if schedule.stages > 1 else 'between steps'}"
+    if schedule.instruction.is_by_groups:
+        buffers = f"{schedule.stages} buffers of slopes and keys, which a warp group of its own copies in bulk"
+    yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
     yield from stage_bars(estimate, MEANINGS | {"issue": "loads of fragments, copies and masks"})
     yield from _rate(kernel, schedule, estimate, device, str(schedule.instruction))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded, pitch_bytes
+from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded
 
 #: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
@@ -48,8 +48,6 @@ class GradientSchedule(RowTiles):
             return "slopes need matrix instructions"
         if attention.of == "queries" and self.shares > 1:
             return f"{self.shares} shares of a product of slopes, which has one result"
-        if attention.of == "queries" and self.instruction.is_by_groups:
-            return "warp groups make no product of slopes"
         return None
 
     def blocks(self, kernel: AttentionGradientKernel | SlopeProduct) -> int:
@@ -138,7 +136,7 @@ def number_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) ->
 
 
 def slope_shared_bytes(kernel: SlopeProduct, schedule: GradientSchedule) -> int:
-    """Shared memory of a block that multiplies slopes and keys: ``stages`` tiles of both."""
+    """Shared memory of a block that multiplies slopes and keys: ``stages`` tiles of both, barriers of warp groups."""
     attention = kernel.attention
-    row = sum(pitch_bytes(width, attention.dtype) for width in (schedule.rows, attention.head_dim))
-    return schedule.stages * schedule.step * row
+    row = sum(schedule.pitch_bytes(width, attention.dtype) for width in (schedule.rows, attention.head_dim))
+    return schedule.stages * (schedule.step * row + GRADIENT_BARRIERS_BYTES * schedule.instruction.is_by_groups)

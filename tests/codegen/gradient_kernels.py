@@ -35,6 +35,12 @@ def by_matrices(rows: int = 32, step: int = 16, warps: int = 2, stages: int = 1,
     )
 
 
+def by_groups(count: int = 1, step: int = 16, stages: int = 2, shares: int = 1) -> GradientSchedule:
+    return GradientSchedule(
+        rows=64 * count, step=step, warps=4 * count, stages=stages, shares=shares, instruction=Instruction.WGMMA
+    )
+
+
 def by_multiply_adds(rows: int = 16, step: int = 16, warps: int = 2, lanes: int = 8) -> GradientSchedule:
     return GradientSchedule(rows=rows, step=step, warps=warps, stages=1, lanes=lanes, instruction=Instruction.FMA)
 

@@ -67,8 +67,8 @@ OPERATORS: dict[str, Callable[[], Made]] = {
     "38_l1_norm": lambda: (lambda x: x / x.abs().mean(dim=1, keepdim=True), _rows()),
     "39_l2_norm": lambda: (lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), _rows()),
     "40_layer_norm": lambda: (nn.LayerNorm((64, 192, 224)), [empty(24, 64, 192, 224)]),
-    "45_average_pooling_2d": lambda: (nn.AvgPool2d(9), [empty(12, 48, 1536, 1280)]),
-    "46_average_pooling_3d": lambda: (nn.AvgPool3d(3, stride=2, padding=1), [empty(12, 24, 112, 128, 192)]),
+    "45_average_pooling_2d": lambda: (nn.AvgPool2d(9), [empty(12, 48, 2048, 1920)]),
+    "46_average_pooling_3d": lambda: (nn.AvgPool3d(3, stride=2, padding=1), [empty(16, 32, 128, 136, 256)]),
     "47_sum_over_a_dimension": lambda: (lambda x: x.sum(dim=1, keepdim=True), [empty(96, 3840, 3000)]),
     "49_maximum_over_a_dimension": lambda: (lambda x: x.max(dim=1)[0], [empty(96, 3840, 3000)]),
     "50_convolution_2d_of_square_image": lambda: (

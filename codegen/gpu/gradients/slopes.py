@@ -16,7 +16,7 @@ from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import SlopeProduct
 from sokoban.kernel.block_range import KEYS_OF_QUERIES
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded, pitch_bytes
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded
 from sokoban.schedule.attention_gradient import GradientSchedule, slope_shared_bytes
 
 
@@ -34,6 +34,22 @@ def lower(request: LoweringRequest[SlopeProduct, GradientSchedule]) -> Lowered:
     )  # fmt: skip
 
 
+#: Queries that a block has, the longest walks first, and keys that they see.
+PLACE = f"""\
+  // The longest walks start first.
+{ORDER}
+  const int row_block = ROW_BLOCKS - 1 - turn, problem = whole;
+  const int first_row = row_block * ROWS, last_row = min(first_row + ROWS, QUERIES_ALL) - 1;
+  const int end = {named(KEYS_OF_QUERIES[1], "last_row")};
+  const int first_step = {named(KEYS_OF_QUERIES[0], "first_row", " / STEP")};
+  const int steps = (end + STEP - 1) / STEP - first_step;"""
+
+#: True for steps of which some query does not see a key.
+IS_EDGE = """\
+const bool is_edge = first_walked + STEP > KEYS_ALL || (CAUSAL && first_walked + STEP > first_row + AHEAD + 1) ||
+        (WINDOW && first_walked <= last_row + AHEAD - WINDOW);"""
+
+
 def _text(kernel: SlopeProduct, schedule: GradientSchedule, entry: str) -> str:
     product, pair = PRODUCTS[kernel.attention.dtype]
     slopes, keys, output = kernel.parameters
@@ -41,14 +57,8 @@ def _text(kernel: SlopeProduct, schedule: GradientSchedule, entry: str) -> str:
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}(
     const unsigned short* __restrict__ {slopes}_ptr, const unsigned short* __restrict__ {keys}_ptr,
     unsigned short* __restrict__ {output}_ptr) {{
-{_constants(kernel, schedule)}
-  // The longest walks start first.
-{ORDER}
-  const int row_block = ROW_BLOCKS - 1 - turn, problem = whole;
-  const int first_row = row_block * ROWS, last_row = min(first_row + ROWS, QUERIES_ALL) - 1;
-  const int end = {named(KEYS_OF_QUERIES[1], "last_row")};
-  const int first_step = {named(KEYS_OF_QUERIES[0], "first_row", " / STEP")};
-  const int steps = (end + STEP - 1) / STEP - first_step;
+{constants(kernel, schedule)}
+{PLACE}
   // Slopes of a head's queries lie behind those of the head before, all of them behind dK and dV.
   const long long first_key = (long long)(problem / GROUP) * KEYS_ALL;
   const unsigned short* slopes = {slopes}_ptr + first_key * ROW_ALL + BEFORE + problem % GROUP * QUERIES_ALL;
@@ -70,32 +80,21 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
     copy_async_wait_0();
     __syncthreads();
 {_next_copies("1 - buffer") if schedule.stages > 1 else ""}
-    const bool is_edge = first_walked + STEP > KEYS_ALL || (CAUSAL && first_walked + STEP > first_row + AHEAD + 1) ||
-        (WINDOW && first_walked <= last_row + AHEAD - WINDOW);
+    {IS_EDGE}
 {_product(product)}
 {_next_copies("0", waits=True) if schedule.stages == 1 else ""}
   }}
-#pragma unroll
-  for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {{
-      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
-      if (row < QUERIES_ALL) {{
-        unsigned short* result = {output}_ptr + ((long long)problem * QUERIES_ALL + row) * HEAD_DIM;
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n)
-          *(unsigned*)(result + n * 8 + lane % 4 * 2) =
-              {pair}(sums[m][n][2 * i] * FACTOR, sums[m][n][2 * i + 1] * FACTOR);
-      }}
-    }}
+{stores(kernel, pair)}
 }}
 """
 
 
-def _constants(kernel: SlopeProduct, schedule: GradientSchedule) -> str:
+def constants(kernel: SlopeProduct, schedule: GradientSchedule) -> str:
     """Sizes of the problem and of its tiles as names of the text."""
     attention = kernel.attention
-    slope_pitch, key_pitch = (pitch_bytes(width, attention.dtype) for width in (schedule.rows, attention.head_dim))
+    slope_pitch, key_pitch = (
+        schedule.pitch_bytes(width, attention.dtype) for width in (schedule.rows, attention.head_dim)
+    )
     sizes = {
         "ROWS": schedule.rows, "STEP": schedule.step, "STAGES": schedule.stages, "THREADS": schedule.warps * LANES,
         "FRAGMENTS": schedule.rows // schedule.warps // FRAGMENT_ROWS, "QUERIES_ALL": attention.queries,
@@ -139,6 +138,46 @@ def _next_copies(buffer: str, *, waits: bool = False) -> str:
     }}"""
 
 
+def masked(factor: str) -> str:
+    """Slopes of queries and keys that do not see each other as zeros.
+
+    Args:
+        factor: two slopes of a lane, of word ``c`` of fragment ``m`` of sixteen keys ``n``.
+    """
+    return f"""\
+      if (is_edge) {{
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {{
+            const int query = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + c % 2 * 8;
+            const int keys_end = CAUSAL ? min(query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
+            const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
+            const int key = first_walked + n * 16 + c / 2 * 8 + lane % 4 * 2;
+            if (key >= keys_end || key < keys_begin) {factor} &= 0xffff0000u;
+            if (key + 1 >= keys_end || key + 1 < keys_begin) {factor} &= 0x0000ffffu;
+          }}
+      }}"""
+
+
+def stores(kernel: SlopeProduct, pair: str) -> str:
+    """Stores of the results: a pair of elements a lane."""
+    return f"""\
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+      if (row < QUERIES_ALL) {{
+        unsigned short* result = {kernel.parameters[-1]}_ptr + ((long long)problem * QUERIES_ALL + row) * HEAD_DIM;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n)
+          *(unsigned*)(result + n * 8 + lane % 4 * 2) =
+              {pair}(sums[m][n][2 * i] * FACTOR, sums[m][n][2 * i + 1] * FACTOR);
+      }}
+    }}"""
+
+
 def _product(product: str) -> str:
     """The product of a step: sixteen keys at a time, whose slopes are a fragment of every sixteen queries."""
     return f"""\
@@ -149,19 +188,7 @@ def _product(product: str) -> str:
       for (int m = 0; m < FRAGMENTS; ++m)
         load_matrix_x4_trans(factors[m], 0, shared,
                              slope_place + (buffer * STEP + n * 16) * SLOPE_PITCH + m * 32);
-      if (is_edge) {{
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {{
-            const int query = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + c % 2 * 8;
-            const int keys_end = CAUSAL ? min(query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
-            const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
-            const int key = first_walked + n * 16 + c / 2 * 8 + lane % 4 * 2;
-            if (key >= keys_end || key < keys_begin) factors[m][c] &= 0xffff0000u;
-            if (key + 1 >= keys_end || key + 1 < keys_begin) factors[m][c] &= 0x0000ffffu;
-          }}
-      }}
+{masked("factors[m][c]")}
 #pragma unroll
       for (int e = 0; e < DEPTH / 16; ++e) {{
         unsigned walked_fragment[4];

@@ -59,6 +59,9 @@ GROUP_STEP_OF_SHARES = 35.6
 #: Instructions per slope that is written: compiled loops have 2.0 to 2.4 more with slopes than without (an exchange,
 #: three choices, a store and its guard for four of them).
 SLOPE_INSTRUCTIONS = 2.2
+#: Instructions of a thread of a product of slopes by warp groups, per sixteen keys (a load, a product, its descriptor,
+#: an address) and per step: those of loops without a mask, of 64 to 256 elements, are off by 7 of 30 to 54 at most.
+GROUP_SLOPE_INSTRUCTIONS, GROUP_SLOPE_STEP_INSTRUCTIONS = 4.0, 22.0
 #: Registers of a thread of a product of slopes besides its sums and fragments, as the compiled kernels have them.
 SLOPE_OTHER_REGISTERS = 40
 #: Floats of a piece.
@@ -81,13 +84,15 @@ def estimate_slopes(
     kernel: SlopeProduct, schedule: GradientSchedule, device: DeviceSpec, registers: int | None = None
 ) -> Estimate:
     """The predicted time of a product of slopes and keys; it takes infinite time where no block fits."""
-    registers = registers or slope_registers(kernel, schedule)
+    registers = registers or starting_registers(slope_registers(kernel, schedule), schedule, device)
     resources = Resources(schedule.threads, registers, slope_shared_bytes(kernel, schedule))
     return estimate_blocks(_slope_work(kernel, schedule), resources, device)
 
 
 def slope_registers(kernel: SlopeProduct, schedule: GradientSchedule) -> int:
-    """Registers that a thread needs: sums, and fragments of both factors."""
+    """Registers that a thread needs: sums, and fragments of both factors, of warp groups of slopes alone."""
+    if schedule.instruction.is_by_groups:
+        return padded(kernel.attention.head_dim) // 2 + schedule.step // 4 + GROUP_OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     return fragments * (padded(kernel.attention.head_dim) // 2 + 4) + 4 + SLOPE_OTHER_REGISTERS
 
@@ -103,11 +108,9 @@ def _slope_work(kernel: SlopeProduct, schedule: GradientSchedule) -> BlockWork:
     depth, element = padded(attention.head_dim), DTYPE_BYTES[attention.dtype]
     walk, blocks = slope_walks(kernel, schedule), schedule.blocks(kernel)
     slope_bytes = min(walk.mean * step * rows * blocks, kernel.problems * kernel.rows * attention.key_count) * element
-    fragments = rows // schedule.warps // FRAGMENT_ROWS
-    # A load of 16 by 16 elements for a fragment of either factor, two products of each pair, 16 bytes a copy.
-    loads = (depth / FRAGMENT_DEPTH / fragments + 1) * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
-    products = depth / FRAGMENT_DEPTH * 2 * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
-    copies = (rows + depth) * element / PIECE_BYTES / rows
+    readers, instructions = schedule.warps, _slope_instructions(kernel, schedule)
+    if schedule.instruction.is_by_groups:
+        readers = schedule.warps // GROUP_WARPS
     output = float(kernel.output.size_bytes)
     return BlockWork(
         dtype=attention.dtype,
@@ -118,9 +121,9 @@ def _slope_work(kernel: SlopeProduct, schedule: GradientSchedule) -> BlockWork:
         slices=1,
         products=depth,
         loads_per_product=0.0,
-        exponentials=loads + products + copies,
+        exponentials=instructions,
         special=0.0,
-        port_bytes=element * step * (schedule.warps * depth + rows + rows + depth),
+        port_bytes=element * step * (readers * depth + rows + rows + depth),
         step_bytes=step * (rows + attention.head_dim) * element,
         once_bytes=output,
         walked_bytes=float(kernel.inputs[1].size_bytes),
@@ -128,6 +131,21 @@ def _slope_work(kernel: SlopeProduct, schedule: GradientSchedule) -> BlockWork:
         walk=walk,
         band=problem_band(kernel, schedule.row_blocks(kernel)),
     )
+
+
+def _slope_instructions(kernel: SlopeProduct, schedule: GradientSchedule) -> float:
+    """Instructions per slope: its part of loads and products of fragments, and of copies."""
+    depth, rows = padded(kernel.attention.head_dim), schedule.rows
+    if schedule.instruction.is_by_groups:
+        # A thread has half as many slopes as the step has rows.
+        each = GROUP_SLOPE_INSTRUCTIONS / FRAGMENT_DEPTH + GROUP_SLOPE_STEP_INSTRUCTIONS / schedule.step
+        return 2 * each
+    fragments = rows // schedule.warps // FRAGMENT_ROWS
+    # A load of 16 by 16 elements for a fragment of either factor, two products of each pair, 16 bytes a copy.
+    loads = (depth / FRAGMENT_DEPTH / fragments + 1) * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
+    products = depth / FRAGMENT_DEPTH * 2 * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
+    copies = (rows + depth) * DTYPE_BYTES[kernel.attention.dtype] / PIECE_BYTES / rows
+    return loads + products + copies
 
 
 def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:

@@ -13,18 +13,11 @@ from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import specific_architecture
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
-from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.kinds.attention_gradient import gradient_registers
 from sokoban.schedule.attention import problem_band
 from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes
 from sokoban.schedule.warp_groups import MOVED_REGISTERS
-from tests.codegen.gradient_kernels import checked, kernel_of
-
-
-def by_groups(count: int = 1, step: int = 16, stages: int = 2, shares: int = 1) -> GradientSchedule:
-    return GradientSchedule(
-        rows=64 * count, step=step, warps=4 * count, stages=stages, shares=shares, instruction=Instruction.WGMMA
-    )
+from tests.codegen.gradient_kernels import by_groups, checked, kernel_of
 
 
 @pytest.mark.usefixtures("emulator")
