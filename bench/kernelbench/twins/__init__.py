@@ -1,1 +1,1 @@
-"""Problems after titles of KernelBench, by number, with sizes and programs of our own: for who has no copy of it."""
+"""Programs of our own after the titles of KernelBench that have no measured row, by number, with sizes of ours."""
