@@ -348,13 +348,6 @@ def _steps_of_queries(kernel: AttentionGradientKernel, schedule: GradientSchedul
     {done_name(0, width)}(key_sums[0][0]);"""
 
 
-#: The numbers of a step's queries: with which probabilities of two adjacent tiles of eight begin.
-_EXPONENTS = """\
-      float exponents[STEP / 16][4];
-#pragma unroll
-      for (int n = 0; n < STEP / 16; ++n) *(float4*)exponents[n] = ((const float4*)numbers + lane % 4)[n * 4];"""
-
-
 def _logits_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
     """The beginning of a step along queries, whose logits are issued."""
     return f"""\
@@ -387,9 +380,16 @@ def _slopes_of_keys(kernel: AttentionGradientKernel, pair: str, sums: str = "key
 {slope_stores("slopes[n / 2][i]", "slopes[n / 2][2 + i]") if kernel.writes_slopes else ""}"""
 
 
-def _probabilities_of_keys() -> str:
-    """Probabilities of the pairs of a step along queries."""
-    return f"{_EXPONENTS}\n{_probabilities('exponents[n / 2][n % 2 * 2 + j]', mask_of_keys())}"
+def _probabilities_of_keys(schedule: GradientSchedule, pending: int) -> str:
+    """Probabilities of the pairs of a step along queries, once their logits are there and all products but the last
+    ``pending``; nothing needs the step before any more."""
+    return f"""\
+      {done_name(pending, schedule.step)}(logits[0][0]);
+      {_empty("number > 0 && lane == 0", "(number - 1u)")}
+      float exponents[STEP / 16][4];
+#pragma unroll
+      for (int n = 0; n < STEP / 16; ++n) *(float4*)exponents[n] = ((const float4*)numbers + lane % 4)[n * 4];
+{_probabilities("exponents[n / 2][n % 2 * 2 + j]", mask_of_keys())}"""
 
 
 def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
@@ -401,9 +401,7 @@ def _steps_of_keys(kernel: AttentionGradientKernel, schedule: GradientSchedule, 
     for (int number = 0; number < steps; ++number) {{
 {_logits_of_keys(kernel, schedule)}
 {_wanted_of_keys(kernel, schedule)}
-      {done_name(1, step)}(logits[0][0]);
-      {_empty("number > 0 && lane == 0", "(number - 1u)")}
-{_probabilities_of_keys()}
+{_probabilities_of_keys(schedule, pending=1)}
 {factors_of("logits", "weights", pair, "STEP")}
       warp_group_arrive();
 {_value_sums(kernel)}
@@ -423,9 +421,7 @@ def _steps_of_shares(kernel: AttentionGradientKernel, schedule: GradientSchedule
     for (int number = 0; number < steps; ++number) {{
 {_logits_of_keys(kernel, schedule)}
 {_wanted_of_keys(kernel, schedule)}
-      {done_name(1, step)}(logits[0][0]);
-      {_empty("number > 0 && lane == 0", "(number - 1u)")}
-{_probabilities_of_keys()}
+{_probabilities_of_keys(schedule, pending=1)}
       {beside("logits", "STEP")}
       {done_name(0, step)}(wanted[0][0]);
 {_slopes_of_keys(kernel, pair, "sums")}
@@ -434,9 +430,7 @@ def _steps_of_shares(kernel: AttentionGradientKernel, schedule: GradientSchedule
 #pragma unroll 1
     for (int number = 0; number < steps; ++number) {{
 {_logits_of_keys(kernel, schedule)}
-      {done_name(0, step)}(logits[0][0]);
-      {_empty("number > 0 && lane == 0", "(number - 1u)")}
-{_probabilities_of_keys()}
+{_probabilities_of_keys(schedule, pending=0)}
 {factors_of("logits", "weights", pair, "STEP")}
       __syncwarp();
       warp_group_arrive();
