@@ -31,9 +31,16 @@ from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.gpu.walks.attention_warps import PRODUCTS
 from codegen.gpu.walks.fragments import cleared, unseen_keys
 from codegen.gpu.walks.group_functions import behind_name, beside, done_name
-from codegen.gpu.walks.group_products import GROUP, Tile, factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.group_products import (
+    GROUP,
+    Tile,
+    factors_of,
+    moved_registers,
+    panel_map,
+    product_of_columns,
+    product_of_rows,
+)
 from codegen.gpu.walks.staged_tiles import StagedTile
-from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from hal.spec.parts import DTYPE_BYTES
@@ -48,7 +55,7 @@ from sokoban.schedule.attention_gradient import (
     number_bytes,
     number_place,
 )
-from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
+from sokoban.schedule.warp_groups import PANEL_BYTES
 
 
 def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
@@ -65,7 +72,9 @@ def lower(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -
         blocks=schedule.blocks(kernel),
         threads=schedule.threads,
         shared_bytes=gradient_shared_bytes(kernel, schedule),
-        maps=tuple(_map(tensor, schedule) for name, tensor in _inputs(kernel).items() if name in _walked(kernel)),
+        maps=tuple(
+            panel_map(tensor, schedule.step) for name, tensor in _inputs(kernel).items() if name in _walked(kernel)
+        ),
     )
 
 
@@ -79,25 +88,17 @@ def _walked(kernel: AttentionGradientKernel) -> tuple[str, str]:
     return ("Q", "dY") if kernel.is_of_keys else ("K", "V")
 
 
-def _map(tensor: Tensor, schedule: GradientSchedule) -> TensorMap:
-    """Tensor map of one that is walked: panels of a step's rows."""
-    panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
-    shape = tensor.caller_shape  # a dimension for all heads, whatever they share
-    return TensorMap(tensor=tensor.name, dtype=tensor.dtype, shape=shape, box=(1, 1, schedule.step, panel))
-
-
 def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: str) -> str:
     """All of it, from ``extern "C" __global__`` on."""
     pair, of_keys = PRODUCTS[kernel.attention.dtype][1], kernel.is_of_keys
-    moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
-    more, fewer = (f"registers_more_{moved[0]}();", f"registers_fewer_{moved[1]}();") if moved else ("", "")
+    bound, more, fewer = moved_registers(schedule.warps // GROUP_WARPS)
     own_keys, own_values, own_rows = ("K", "V", "KEYS_ALL") if of_keys else ("Q", "dY", "QUERY_ROWS")
     numbers = number_place(kernel, schedule)
     barriers = numbers + number_bytes(kernel, schedule)
     # The thread that copies, and a lane for every number of it, fill a buffer.
     fillers = 1 + LANES * of_keys
     return f"""\
-extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved else ""})
+extern "C" __global__ void __launch_bounds__({schedule.threads}{bound})
 {entry}{KERNEL_SUFFIX}({_parameters(kernel)}) {{
 {constants(kernel, schedule)}
   constexpr int WARPS = {schedule.warps}, KEY_TILE = STEP * KEY_PITCH, VALUE_TILE = STEP * VALUE_PITCH;

@@ -13,16 +13,14 @@ from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.gpu.walks.attention_warps import PRODUCTS
 from codegen.gpu.walks.fragments import cleared
 from codegen.gpu.walks.group_functions import done_name
-from codegen.gpu.walks.group_products import GROUP, Tile, product_of_columns
-from codegen.tensor_map import TensorMap
+from codegen.gpu.walks.group_products import GROUP, Tile, moved_registers, panel_map, product_of_columns
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import SlopeProduct
-from sokoban.language.expression import Tensor
 from sokoban.schedule.attention import GROUP_WARPS, padded
 from sokoban.schedule.attention_gradient import GRADIENT_BARRIERS_BYTES, GradientSchedule, slope_shared_bytes
-from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
+from sokoban.schedule.warp_groups import PANEL_BYTES
 
 
 def takes(request: LoweringRequest[SlopeProduct, GradientSchedule]) -> bool:
@@ -39,25 +37,16 @@ def lower(request: LoweringRequest[SlopeProduct, GradientSchedule]) -> Lowered:
         blocks=schedule.blocks(kernel),
         threads=schedule.threads,
         shared_bytes=slope_shared_bytes(kernel, schedule),
-        maps=tuple(_map(tensor, schedule) for tensor in kernel.inputs),
-    )
-
-
-def _map(tensor: Tensor, schedule: GradientSchedule) -> TensorMap:
-    """Tensor map of slopes or keys: panels of a step's rows."""
-    panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
-    return TensorMap(
-        tensor=tensor.name, dtype=tensor.dtype, shape=tensor.caller_shape, box=(1, 1, schedule.step, panel)
+        maps=tuple(panel_map(tensor, schedule.step) for tensor in kernel.inputs),
     )
 
 
 def _text(kernel: SlopeProduct, schedule: GradientSchedule, entry: str) -> str:
     """All of it, from ``extern "C" __global__`` on."""
     attention, (slopes, keys, output) = kernel.attention, kernel.parameters
-    moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
-    more, fewer = (f"registers_more_{moved[0]}();", f"registers_fewer_{moved[1]}();") if moved else ("", "")
+    bound, more, fewer = moved_registers(schedule.warps // GROUP_WARPS)
     return f"""\
-extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved else ""})
+extern "C" __global__ void __launch_bounds__({schedule.threads}{bound})
 {entry}{KERNEL_SUFFIX}(const __grid_constant__ TensorMap {slopes}_map, const __grid_constant__ TensorMap {keys}_map,
     unsigned short* __restrict__ {output}_ptr) {{
 {constants(kernel, schedule)}

@@ -32,15 +32,21 @@ from codegen.gpu.walks.attention_warps import (
     softmax,
 )
 from codegen.gpu.walks.group_functions import beside, done_name
-from codegen.gpu.walks.group_products import GROUP, Tile, factors_of, product_of_columns, product_of_rows
+from codegen.gpu.walks.group_products import (
+    GROUP,
+    Tile,
+    factors_of,
+    moved_registers,
+    panel_map,
+    product_of_columns,
+    product_of_rows,
+)
 from codegen.gpu.walks.pages import in_pool, table_pointer
-from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.pages import rows_in_a_page
-from sokoban.language.expression import Tensor
 from sokoban.schedule.attention import (
     BARRIERS_BYTES,
     GROUP_WARPS,
@@ -50,7 +56,7 @@ from sokoban.schedule.attention import (
     padded,
     shared_bytes,
 )
-from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
+from sokoban.schedule.warp_groups import PANEL_BYTES
 
 
 def takes(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> bool:
@@ -67,7 +73,7 @@ def lower(request: LoweringRequest[AttentionKernel, AttentionSchedule]) -> Lower
         blocks=schedule.blocks(kernel),
         threads=schedule.threads,
         shared_bytes=shared_bytes(kernel, schedule),
-        maps=tuple(_map(tensor, _rows_at_once(kernel, schedule)) for tensor in kernel.inputs[1:3]),
+        maps=tuple(panel_map(tensor, _rows_at_once(kernel, schedule)) for tensor in kernel.inputs[1:3]),
     )
 
 
@@ -77,12 +83,6 @@ def _rows_at_once(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
     return schedule.keys if pages is None else rows_in_a_page(schedule.keys, pages.tokens)
 
 
-def _map(tensor: Tensor, rows: int) -> TensorMap:
-    """Tensor map of keys or values: panels of rows that follow each other."""
-    panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
-    return TensorMap(tensor=tensor.name, dtype=tensor.dtype, shape=tensor.shape, box=(1, 1, rows, panel))
-
-
 def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> str:
     """All of it, from ``extern "C" __global__`` on."""
     queries, keys, values, *table = kernel.inputs
@@ -90,10 +90,9 @@ def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> s
     table_place = "".join(f"\n{table_pointer(each)}" for each in table)
     output = f"{'float' if kernel.slices > 1 else 'unsigned short'}* __restrict__ {kernel.output.name}_ptr"
     pair, ones = PRODUCTS[kernel.attention.dtype][1], one_columns(kernel, schedule)
-    moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
-    more, fewer = (f"registers_more_{moved[0]}();", f"registers_fewer_{moved[1]}();") if moved else ("", "")
+    bound, more, fewer = moved_registers(schedule.warps // GROUP_WARPS)
     return f"""\
-extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved else ""})
+extern "C" __global__ void __launch_bounds__({schedule.threads}{bound})
 {entry}{KERNEL_SUFFIX}(const unsigned short* __restrict__ {queries.name}_ptr,
                        const __grid_constant__ TensorMap {keys.name}_map,
                        const __grid_constant__ TensorMap {values.name}_map,{tables} {output}) {{

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from codegen.gpu.matrix.wgmma_functions import SHARED_START, UNIFORM_DESCRIPTOR
 from codegen.gpu.walks.group_functions import logits_name, values_name
+from codegen.tensor_map import TensorMap
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.language.expression import Tensor
 from sokoban.schedule.attention import FRAGMENT_DEPTH, padded
-from sokoban.schedule.warp_groups import PANEL_BYTES
+from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
 
 #: The group of a warp, as a number that the compiler knows to be the same for all of its lanes; where shared memory
 #: begins; and by how much a group's own rows lie further.
@@ -19,6 +22,22 @@ GROUP = f"""\
 const int group = __shfl_sync(0xffffffffu, warp / 4, 0);
     {SHARED_START}
     const unsigned long long own_start = shared_start + (unsigned)group * 512;"""
+
+
+def panel_map(tensor: Tensor, rows: int) -> TensorMap:
+    """Tensor map of one whose rows follow each other in panels, ``rows`` at a time."""
+    panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
+    shape = tensor.caller_shape  # a dimension for all heads, whatever they share
+    return TensorMap(tensor=tensor.name, dtype=tensor.dtype, shape=shape, box=(1, 1, rows, panel))
+
+
+def moved_registers(groups: int) -> tuple[str, str, str]:
+    """What a kernel of so many groups says of its blocks on a unit, where threads that multiply get registers, and
+    where those that copy give them; all empty where none move."""
+    if groups not in MOVED_REGISTERS:
+        return "", "", ""
+    most, fewest = MOVED_REGISTERS[groups]
+    return ", 1", f"registers_more_{most}();", f"registers_fewer_{fewest}();"
 
 
 @dataclass(frozen=True)
