@@ -32,8 +32,8 @@ def panel_map(tensor: Tensor, rows: int) -> TensorMap:
 
 
 def moved_registers(groups: int) -> tuple[str, str, str]:
-    """What a kernel of so many groups says of its blocks on a unit, where threads that multiply get registers, and
-    where those that copy give them; all empty where none move."""
+    """Source by which registers move between warp groups: blocks a multiprocessor in the launch bounds, the call by
+    which threads that multiply get registers, and that by which threads that copy give them; empty where none move."""
     if groups not in MOVED_REGISTERS:
         return "", "", ""
     most, fewest = MOVED_REGISTERS[groups]
