@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 from msgspec import structs
 
@@ -26,7 +26,10 @@ from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.algorithms.flash import NAME, check_attention
 from roller.algorithms.row_tiles import (
+    FRAGMENTS,
     ROUNDINGS,
+    STEPS,
+    WARPS,
     fitting,
     group_tiles,
     has_matrix_instructions,
@@ -49,10 +52,12 @@ from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.kinds.attention_gradient import estimate_gradient, estimate_slopes
 from sokoban.model.gpu.stages import LINE_BYTES
-from sokoban.schedule.attention import LANES, padded
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
 from sokoban.schedule.attention_gradient import SLOPE_PIECE, GradientSchedule, gradient_shared_bytes, slope_shared_bytes
 from sokoban.schedule.cutting import cut
 
+#: Warps that divide the columns of the same rows, where results of wide heads do not fit the registers of one.
+COLUMNS = (2, 4)
 #: Kind of kernel -> its predicted time.
 ESTIMATES: Mapping[type, Callable[..., Estimate]] = {
     AttentionGradientKernel: estimate_gradient,
@@ -145,6 +150,19 @@ def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -
     return ChainProgram(NAME, schedule.text, form, WholeGradient(), (part,))
 
 
+def _column_tiles(kernel: AttentionGradientKernel | SlopeProduct) -> Iterator[GradientSchedule]:
+    """Tiles of which several warps divide the columns."""
+    for columns, fragments, warps, step, stages in product(COLUMNS, FRAGMENTS, WARPS, STEPS, (1, 2)):
+        if warps % columns or step % (FRAGMENT_ROWS * columns):
+            continue
+        schedule = GradientSchedule(
+            rows=FRAGMENT_ROWS * fragments * warps // columns, step=step, warps=warps, stages=stages,
+            instruction=Instruction.MMA_16X8X16, columns=columns,
+        )  # fmt: skip
+        if schedule.misfit(kernel) is None:
+            yield schedule
+
+
 def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpec) -> Iterator[GradientSchedule]:
     """Tiles that are not mostly beyond the rows that there are; the numbers of a step's rows are fetched by a thread
     each, but for warp groups, of which one copies. Of slopes blocks read whole lines of L2, as DRAM gives them."""
@@ -152,7 +170,7 @@ def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpe
     of_keys, dtype = attention.of == "keys", attention.dtype
     tiles, shares = multiply_add_tiles(GradientSchedule), (1, 2) if of_keys else (1,)
     if has_matrix_instructions(dtype, device):
-        tiles = matrix_tiles(GradientSchedule, shares)
+        tiles = chain(matrix_tiles(GradientSchedule, shares), _column_tiles(kernel))
     candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
     if attention.slopes and not of_keys:
         line = min(LINE_BYTES // DTYPE_BYTES[dtype], padded(kernel.rows))

@@ -77,7 +77,7 @@ def gradient_lines(
     kernel: AttentionGradientKernel, schedule: GradientSchedule, estimate: Estimate, device: DeviceSpec
 ) -> Iterator[str]:
     """The kernel of a gradient: its launch, what a step does and holds, its stages."""
-    walk, warp_rows = gradient_walks(kernel, schedule), schedule.rows // schedule.warps
+    walk, warp_rows = gradient_walks(kernel, schedule), schedule.warp_rows
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.threads // LANES, 'warp')}, "
         f"{estimate.blocks_per_unit} at a time on a unit; a warp has {warp_rows} rows, and all of a step"
@@ -125,7 +125,7 @@ def slope_lines(
     kernel: SlopeProduct, schedule: GradientSchedule, estimate: Estimate, device: DeviceSpec
 ) -> Iterator[str]:
     """The kernel of a product of slopes and keys: its launch, what a step does and holds, its stages."""
-    walk, warp_rows = slope_walks(kernel, schedule), schedule.rows // schedule.warps
+    walk, warp_rows = slope_walks(kernel, schedule), schedule.warp_rows
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
         f"{estimate.blocks_per_unit} at a time on a unit; a warp has {warp_rows} rows, and all of a step"

@@ -72,6 +72,11 @@ class RowTiles(KernelSchedule):
     lanes: int = FRAGMENT_LANES
 
     @property
+    def warp_rows(self) -> int:
+        """Rows that a warp multiplies."""
+        return self.rows // self.warps
+
+    @property
     def walked(self) -> int:
         """Rows or columns that a step walks."""
         return int(getattr(self, self.STEP))
@@ -107,14 +112,14 @@ class RowTiles(KernelSchedule):
     def tiles(self, device: DeviceSpec) -> dict[str, dict[str, int]]:
         """Tiles at each memory layer of a device, by axis."""
         return {
-            device.registers.name: {"row": self.rows // self.warps, self.WALKED: self.walked},
+            device.registers.name: {"row": self.warp_rows, self.WALKED: self.walked},
             device.shared.name: {"row": self.rows, self.WALKED: self.walked},
         }
 
     @property
     def cells(self) -> tuple[str, str, str]:
         """Tile of a block, of a warp and of a step, for tables."""
-        return f"row={self.rows}", f"row={self.rows // self.warps} of a warp", f"{self.WALKED}={self.walked}"
+        return f"row={self.rows}", f"row={self.warp_rows} of a warp", f"{self.WALKED}={self.walked}"
 
     @property
     def threads(self) -> int:

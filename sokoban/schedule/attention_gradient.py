@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import AttentionGradientKernel, SlopeProduct
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import PIECE_BYTES, RowTiles, padded
+from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, RowTiles, padded
 
 #: Numbers of every query besides its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
@@ -29,6 +30,8 @@ class GradientSchedule(RowTiles):
     Attributes:
         step: rows of the other side at a step.
         shares: blocks that divide the results of the same rows: with two, one makes dK and the other dV.
+        columns: warps that have the same rows, where single warps multiply, and divide the columns of a step and those
+            of the results: probabilities and gradients of logits pass from one to the other through shared memory.
     """
 
     WALKED = "walked"
@@ -36,10 +39,36 @@ class GradientSchedule(RowTiles):
 
     step: int
     shares: int = 1
+    columns: int = 1
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows that a warp multiplies, alone or with the others that divide their columns."""
+        return self.rows * self.columns // self.warps
+
+    @property
+    def text(self) -> str:
+        """In words, as of all row tiles; and how many warps divide columns."""
+        return super().text + (f", {self.columns} warps to a row" if self.columns > 1 else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule; columns are left out where nothing divides them."""
+        return super().to_json() | ({"columns": self.columns} if self.columns > 1 else {})
+
+    def scalar_twin(self, problem: Any) -> GradientSchedule:
+        """The schedule with multiply-adds, of which a grid of threads divides columns."""
+        return super().scalar_twin(problem) if self.columns == 1 else replace(self, columns=1).scalar_twin(problem)
 
     def misfit(self, problem: AttentionGradientKernel | SlopeProduct) -> str | None:
         """Why no lowering makes a kernel of it for a gradient; None where one does."""
         attention = problem.attention
+        if self.columns > 1:
+            widths = [padded(width) for width in (attention.head_dim, attention.value_size)]
+            uneven = next((each for each in widths if each % (FRAGMENT_ROWS * self.columns)), None)
+            if uneven is not None:
+                return f"{self.columns} warps do not divide {uneven} columns into fragments of {FRAGMENT_ROWS}"
+            if isinstance(problem, SlopeProduct):
+                return f"{self.columns} warps to a row of a product of slopes, which passes nothing on"
         if not attention.slopes:
             return None
         if attention.queries % SLOPE_PIECE:
@@ -113,12 +142,12 @@ def weight_pitch(schedule: GradientSchedule) -> int:
 
 
 def gradient_shared_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
-    """Shared memory of a block: its own two tiles, ``stages`` of what it walks, numbers of queries that it walks, and
-    barriers of warp groups."""
+    """Shared memory of a block: its own two tiles, ``stages`` of what it walks, numbers of queries that it walks,
+    barriers of warp groups, and what warps that divide columns pass to each other."""
     if schedule.instruction is Instruction.FMA:
         return 4 * GradientFloats.of(kernel, schedule).total
     barriers = GRADIENT_BARRIERS_BYTES * (1 + schedule.stages) if schedule.instruction.is_by_groups else 0
-    return number_place(kernel, schedule) + number_bytes(kernel, schedule) + barriers
+    return factor_place(kernel, schedule) + factor_bytes(kernel, schedule) + barriers
 
 
 def number_place(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
@@ -133,6 +162,22 @@ def number_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) ->
     by_groups = schedule.instruction.is_by_groups
     numbers = schedule.stages * GROUP_QUERY_NUMBERS if by_groups else NUMBER_BUFFERS * QUERY_NUMBERS
     return kernel.is_of_keys * numbers * schedule.step * DTYPE_BYTES["float32"]
+
+
+def factor_pitch(schedule: GradientSchedule) -> int:
+    """Bytes from row to row of the factors that warps pass to each other: a piece more than the row."""
+    return schedule.step * DTYPE_BYTES["float16"] + PIECE_BYTES
+
+
+def factor_place(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
+    """Bytes in front of the factors that warps pass to each other."""
+    return number_place(kernel, schedule) + number_bytes(kernel, schedule)
+
+
+def factor_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
+    """Bytes of the factors that warps pass to each other: gradients of logits and, of keys, probabilities."""
+    tables = (1 + kernel.is_of_keys) * (schedule.columns > 1)
+    return tables * schedule.rows * factor_pitch(schedule)
 
 
 def slope_shared_bytes(kernel: SlopeProduct, schedule: GradientSchedule) -> int:

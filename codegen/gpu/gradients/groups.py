@@ -28,7 +28,7 @@ from codegen.gpu.gradients.warps import (
     sums_of,
 )
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
-from codegen.gpu.walks.attention_warps import PRODUCTS
+from codegen.gpu.walks.attention_warps import PRODUCTS, THREAD_PLACE
 from codegen.gpu.walks.fragments import cleared, unseen_keys
 from codegen.gpu.walks.group_functions import behind_name, beside, done_name
 from codegen.gpu.walks.group_products import (
@@ -109,6 +109,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}{bound})
   // Barriers: of the block's own tiles, then two of every buffer.
   constexpr int OWN_FULL = {barriers}, STEP_FULL = OWN_FULL + {GRADIENT_BARRIERS_BYTES}, STEP_EMPTY = STEP_FULL + 8;
   extern __shared__ __align__({ATOM_BYTES}) char shared[];
+{THREAD_PLACE}
 {PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
   // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
   auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
@@ -232,7 +233,7 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str
     of_keys, is_shared = kernel.is_of_keys, schedule.shares > 1
     sums = "\n".join(
         f"  float {name}[FRAGMENTS][{width} / 8][4];\n{cleared(name, width)}"
-        for name, width in sums_of(results_of(kernel), schedule).items()
+        for name, width in sums_of(results_of(kernel, schedule), schedule).items()
     )
     steps = _steps_of_keys if of_keys else _steps_of_queries
     walk = _steps_of_shares if is_shared else steps

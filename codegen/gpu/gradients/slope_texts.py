@@ -6,6 +6,23 @@ walks the queries of a head from ``first_walked`` on, of which it has two in eac
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class StepColumns(NamedTuple):
+    """Columns of a step that a warp has: names of the first one's row among all that are walked, and of their count.
+
+    Attributes:
+        first, size: the names.
+    """
+
+    first: str = "first_walked"
+    size: str = "STEP"
+
+
+#: All columns of a step.
+WHOLE_STEP = StepColumns()
+
 
 def pair_of(slopes: str, pair: str, more: str) -> str:
     """Two slopes of a row in one word: of columns ``n``, or of ``n + 1``."""
@@ -13,11 +30,12 @@ def pair_of(slopes: str, pair: str, more: str) -> str:
     return f"{pair}({low}, {high})"
 
 
-def slope_stores(low: str, high: str) -> str:
+def slope_stores(low: str, high: str, columns: StepColumns = WHOLE_STEP) -> str:
     """Stores of a step's slopes, behind dK and dV of their keys: four elements a lane, 16 of a row by lanes in a row.
 
     Args:
         low, high: what a lane has of row ``i`` in columns ``n`` and ``n + 1`` of fragment ``m``.
+        columns: those of the warp.
     """
     return f"""\
 #pragma unroll
@@ -28,11 +46,11 @@ def slope_stores(low: str, high: str) -> str:
         unsigned short* slope_row = dKVS_ptr + ((long long)problem * ROWS_ALL + row) * ROW_ALL + HEAD_DIM + VALUE_DIM;
         if (GROUP > 1) slope_row += number / head_steps * QUERIES_ALL;
 #pragma unroll
-        for (int n = 0; n < STEP / 8; n += 2) {{
+        for (int n = 0; n < {columns.size} / 8; n += 2) {{
           // Of two lanes the first one gets columns n of both, the second one columns n + 1.
           const unsigned low = {low}, high = {high};
           const unsigned got = __shfl_xor_sync(0xffffffffu, lane % 2 ? low : high, 1);
-          const int column = first_walked + (n + lane % 2) * 8 + lane % 4 / 2 * 4;
+          const int column = {columns.first} + (n + lane % 2) * 8 + lane % 4 / 2 * 4;
           if (row < ROWS_ALL && column < QUERIES_ALL)
             *(uint2*)(slope_row + column) = lane % 2 ? make_uint2(got, high) : make_uint2(low, got);
         }}

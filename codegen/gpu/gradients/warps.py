@@ -5,6 +5,9 @@ them, both in fragments of sums. Probabilities and gradients of logits leave tho
 that follow, without shared memory, since the layouts are the same (T. Dao, "FlashAttention-2", 2023, algorithm 2; its
 columns of keys are the gradient of keys here, and the gradient of queries has a kernel of its own in place of atomic
 additions).
+
+Where results of wide heads do not fit the registers of a warp, several have the same rows: each has some columns of a
+step and some of the results, and factors pass from one to the other through shared memory, with a barrier in between.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from codegen.gpu.gradients.slope_texts import cleared_slopes, pair_of, slope_stores
-from codegen.gpu.walks.attention_warps import ORDER, PRODUCTS, band_sizes, named_sizes
+from codegen.gpu.gradients.slope_texts import WHOLE_STEP, StepColumns, cleared_slopes, pair_of, slope_stores
+from codegen.gpu.walks.attention_warps import BLOCK_ORDER, PRODUCTS, THREAD_PLACE, band_sizes, named_sizes
 from codegen.gpu.walks.bounds import named
 from codegen.gpu.walks.fragments import cleared, product_of_columns, product_of_rows, row_fragments, unseen_keys
 from codegen.gpu.walks.staged_tiles import StagedTile
@@ -23,7 +26,13 @@ from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.block_range import KEYS_OF_QUERIES, QUERIES_OF_KEYS
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded
-from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes, number_place
+from sokoban.schedule.attention_gradient import (
+    GradientSchedule,
+    factor_pitch,
+    factor_place,
+    gradient_shared_bytes,
+    number_place,
+)
 
 
 def takes(request: LoweringRequest[AttentionGradientKernel, GradientSchedule]) -> bool:
@@ -63,12 +72,18 @@ class _Result:
     scale: str
 
 
-def results_of(kernel: AttentionGradientKernel) -> list[_Result]:
+def results_of(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> list[_Result]:
     """Results of the blocks, that of the gradients of logits first; with two shares either, in the same registers."""
     depth, width = kernel.attention.head_dim, kernel.attention.value_size
     first = _Result("key_sums", "wanted", "DEPTH", "keys_now + key_columns", "KEY_PITCH", depth, 0, " * FACTOR")
     second = _Result("value_sums", "logits", "WIDTH", "values_now + value_columns", "VALUE_PITCH", width, depth, "")
-    return [first, second] if kernel.is_of_keys else [first]
+    results = [first, second] if kernel.is_of_keys else [first]
+    if schedule.columns == 1:
+        return results
+    return [
+        replace(each, width=f"({each.width} / PARTS)", columns=f"{each.columns} + part * ({each.width} / PARTS * 2)")
+        for each in results
+    ]
 
 
 def sums_of(results: list[_Result], schedule: GradientSchedule) -> dict[str, str]:
@@ -100,6 +115,7 @@ def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: st
     return f"""\
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
 {constants(kernel, schedule)}
+{_PLACE_OF_PARTS if schedule.columns > 1 else THREAD_PLACE}
 {PLACE_OF_KEYS if of_keys else PLACE_OF_QUERIES}
   // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
   auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
@@ -117,12 +133,22 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
 """
 
 
+def _sizes_of_parts(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> dict[str, int]:
+    """Sizes by which warps divide columns of the same rows, and pass factors to each other."""
+    if schedule.columns == 1:
+        return {}
+    return {
+        "WARPS": schedule.warps, "PARTS": schedule.columns, "COLUMNS": schedule.step // schedule.columns,
+        "FACTORS": factor_place(kernel, schedule), "FACTOR_PITCH": factor_pitch(schedule),
+    }  # fmt: skip
+
+
 def constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
     """Sizes of the problem and of its tiles as names of the text."""
-    attention, warp_rows = kernel.attention, schedule.rows // schedule.warps
+    attention, warp_rows = kernel.attention, schedule.warp_rows
     sizes = {
         "ROWS": schedule.rows, "STEP": schedule.step, "STAGES": schedule.stages,
-        "THREADS": schedule.warps * LANES,
+        "THREADS": schedule.warps * LANES, **_sizes_of_parts(kernel, schedule),
         "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "WALKED_ALL": kernel.walked_rows,
         "KEYS_ALL": attention.key_count, "QUERY_ROWS": kernel.query_rows, "QUERIES_ALL": attention.queries,
         "GROUP": kernel.group, "HEAD_DIM": attention.head_dim, "VALUE_DIM": attention.value_size,
@@ -139,9 +165,14 @@ def constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> st
     return f"{named_sizes(sizes)}\n  constexpr float {factors};"
 
 
+#: The place of a thread where warps divide columns: those of other parts have the rows of ``warp``, too.
+_PLACE_OF_PARTS = """\
+  const int thread = threadIdx.x, lane = thread % 32;
+  const int warp = thread / 32 % (WARPS / PARTS), part = thread / 32 / (WARPS / PARTS);"""
+
 #: Which queries a block has, and which keys they see. The longest walks start first.
 PLACE_OF_QUERIES = f"""\
-{ORDER}
+{BLOCK_ORDER}
   const int row_block = ROW_BLOCKS - 1 - turn, problem = whole;
   const int first_row = row_block * ROWS, first_query = first_row / GROUP;
   const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
@@ -154,7 +185,7 @@ _BEGIN, _END = (replace(bound, scale="") for bound in QUERIES_OF_KEYS)
 #: Which keys a block has, and which queries of every head of a group see them. The first keys are seen by most, and
 #: start first.
 PLACE_OF_KEYS = f"""\
-{ORDER}
+{BLOCK_ORDER}
   const int share = whole % SHARES, problem = whole / SHARES;
   const int first_row = turn * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
   const int begin = {named(_BEGIN, "first_row")};
@@ -245,25 +276,34 @@ OWN_NUMBERS = """\
 
 def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: str, pair: str) -> str:
     """The steps of a block."""
-    of_keys, results = kernel.is_of_keys, results_of(kernel)
+    of_keys, results, has_parts = kernel.is_of_keys, results_of(kernel, schedule), schedule.columns > 1
+    columns = StepColumns("first_column", "COLUMNS") if has_parts else WHOLE_STEP
+    moved = " + part * (COLUMNS * {})" if has_parts else ""
     declared = "\n".join(
         f"  float {sums}[FRAGMENTS][{width} / 8][4];\n{cleared(sums, width)}"
         for sums, width in sums_of(results, schedule).items()
     )
-    logits = _dots("logits", "own_key_place", "KEY_PITCH", "keys_now + key_rows_place", "DEPTH", product)
-    wanted = _dots("wanted", "own_value_place", "VALUE_PITCH", "values_now + value_rows_place", "WIDTH", product)
-    exponent = "numbers[n * 8 + lane % 4 * 2 + j]" if of_keys else "exponents[m][i]"
-    dot = "numbers[STEP + n * 8 + lane % 4 * 2 + j]" if of_keys else "dots[m][i]"
+    key_rows, value_rows = (f"{each}s_now + {each}_rows_place{moved}" for each in ("key", "value"))
+    logits = _dots("logits", "own_key_place", "KEY_PITCH", key_rows.format("KEY_PITCH"), "DEPTH", product, columns)
+    wanted = _dots(
+        "wanted", "own_value_place", "VALUE_PITCH", value_rows.format("VALUE_PITCH"), "WIDTH", product, columns
+    )  # fmt: skip
+    place = f"{'part * COLUMNS + ' if has_parts else ''}n * 8 + lane % 4 * 2 + j"
+    exponent = f"numbers[{place}]" if of_keys else "exponents[m][i]"
+    dot = f"numbers[STEP + {place}]" if of_keys else "dots[m][i]"
     logit, slope = "logits[m][n][2 * i + j]", "wanted[m][n][2 * i + j]"
     slopes = f"""\
-    float wanted[FRAGMENTS][STEP / 8][4];
+    float wanted[FRAGMENTS][{columns.size} / 8][4];
 {wanted}
-{each_logit(f"{slope} = {logit} * ({slope} - {dot});")}"""
+{each_logit(f"{slope} = {logit} * ({slope} - {dot});", columns)}"""
     if kernel.writes_slopes:
         low, high = (pair_of("wanted", pair, more) for more in ("", " + 1"))
-        slopes += f"\n{slope_stores(low, high)}"
+        slopes += f"\n{slope_stores(low, high, columns)}"
     next_copies = _next_copies("1 - buffer" if schedule.stages > 1 else "0", waits=schedule.stages == 1)
     first = FIRST_QUERY if of_keys else "const int first_walked = (first_step + number) * STEP;"
+    if has_parts:
+        first += "\n    const int first_column = first_walked + part * COLUMNS;"
+    mask = mask_of_keys(columns) if of_keys else unseen_keys(columns.size, columns.first, "0.0f")
     return f"""\
   // Where this lane finds rows of fragments: of the block's own tiles, of two tiles of eight walked rows, of columns.
   const int own_key_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
@@ -288,10 +328,10 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
     __syncthreads();
 {next_copies if schedule.stages > 1 else ""}
 {"    if (number + 1 < steps) fetch_numbers(number + 1);" if of_keys else ""}
-    float logits[FRAGMENTS][STEP / 8][4];
+    float logits[FRAGMENTS][{columns.size} / 8][4];
 {logits}
-{each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));")}
-{mask_of_keys() if of_keys else unseen_keys("STEP", "first_walked", "0.0f")}
+{each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));", columns)}
+{mask}
 {_sums(results, schedule, slopes, product, pair)}
 {next_copies if schedule.stages == 1 else ""}
   }}"""
@@ -316,15 +356,17 @@ def _arrived_numbers(place: int) -> str:
     }}"""
 
 
-def _dots(sums: str, place: str, pitch: str, walked: str, depth: str, product: str) -> str:
+def _dots(
+    sums: str, place: str, pitch: str, walked: str, depth: str, product: str, columns: StepColumns
+) -> str:  # fmt: skip
     """The product of the block's own rows and those of a step, along the rows of both."""
     loads = f"      unsigned own_fragment[FRAGMENTS][4];\n{row_fragments('own_fragment[m]', place, pitch)}\n"
     return product_of_rows(
-        sums, "own_fragment[m]", walked, pitch, depth=depth, step="STEP", product=product, loads=loads
+        sums, "own_fragment[m]", walked, pitch, depth=depth, step=columns.size, product=product, loads=loads
     )
 
 
-def each_logit(statement: str) -> str:
+def each_logit(statement: str, columns: StepColumns = WHOLE_STEP) -> str:
     """A statement for every logit of a thread: of fragment ``m``, row ``i``, columns ``n`` and ``j``."""
     return f"""\
 #pragma unroll
@@ -332,53 +374,82 @@ def each_logit(statement: str) -> str:
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int n = 0; n < STEP / 8; ++n)
+        for (int n = 0; n < {columns.size} / 8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {statement}"""
 
 
-def mask_of_keys() -> str:
+def mask_of_keys(columns: StepColumns = WHOLE_STEP) -> str:
     """No probability for pairs that are not seen, where a step has any; a column of fragments is its lane's place among
     four."""
-    return """\
-    if (first_walked + STEP > QUERIES_ALL || (CAUSAL && first_walked + AHEAD < last_row) ||
-        (WINDOW && first_row <= first_walked + STEP - 1 + AHEAD - WINDOW)) {
+    first, size = columns
+    return f"""\
+    if ({first} + {size} > QUERIES_ALL || (CAUSAL && {first} + AHEAD < last_row) ||
+        (WINDOW && first_row <= {first} + {size} - 1 + AHEAD - WINDOW)) {{
 #pragma unroll
-      for (int n = 0; n < STEP / 8; ++n)
+      for (int n = 0; n < {size} / 8; ++n)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int query = first_walked + n * 8 + lane % 4 * 2 + j;
+        for (int j = 0; j < 2; ++j) {{
+          const int query = {first} + n * 8 + lane % 4 * 2 + j;
           const int keys_end = query >= QUERIES_ALL ? 0 : CAUSAL ? query + AHEAD + 1 : KEYS_ALL;
           const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
 #pragma unroll
           for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < 2; ++i) {{
               const int key = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
               if (key >= keys_end || key < keys_begin) logits[m][n][2 * i + j] = 0.0f;
-            }
-        }
-    }"""
+            }}
+        }}
+    }}"""
 
 
 def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, product: str, pair: str) -> str:
     """The products that results are sums of; probabilities come before gradients of logits, which need them."""
+    tables = [f"FACTORS + {number} * ROWS * FACTOR_PITCH" for number in range(len(results))]
 
-    def text(result: _Result) -> str:
+    def text(result: _Result, table: str) -> str:
         return product_of_columns(
             "sums" if schedule.shares > 1 else result.sums, result.factors, result.columns, result.pitch,
             width=result.width, step="STEP", product=product, pair=pair,
+            loads=_passed_fragments(table) if schedule.columns > 1 else "",
         )  # fmt: skip
 
-    of_slopes, *of_weights = map(text, results)
+    of_slopes, *of_weights = map(text, results, tables)
+    if schedule.columns > 1:
+        passed, *passed_weights = (
+            _passed(each.factors, table, pair) for each, table in zip(results, tables, strict=True)
+        )
+        return "\n".join([*passed_weights, slopes, passed, "    __syncthreads();", *of_weights, of_slopes])
     if schedule.shares == 1:
         return "\n".join([*of_weights, slopes, of_slopes])
     return f"    if (share) {{\n{of_weights[0]}\n    }} else {{\n{slopes}\n{of_slopes}\n    }}"
 
 
+def _passed(factors: str, table: str, pair: str) -> str:
+    """Factors of a warp on their way to those that have its rows."""
+    low, high = (f"{factors}[m][n][2 * i{more}]" for more in ("", " + 1"))
+    return f"""\
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n)
+          *(unsigned*)(shared + {table} + ((warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i) * FACTOR_PITCH +
+                       (part * COLUMNS + n * 8 + lane % 4 * 2) * 2) = {pair}({low}, {high});"""
+
+
+def _passed_fragments(table: str) -> str:
+    """Loads of fragments of factors, of the columns of all warps that have the same rows."""
+    return f"""\
+        load_matrix_x4(weights[m], 0, shared,
+                       {table} + ((warp * FRAGMENTS + m) * 16 + lane % 16) * FACTOR_PITCH + lane / 16 * 16 + n * 32);"""
+
+
 def stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
     """Stores of the results: a pair of elements a lane."""
-    results = results_of(kernel)
+    results = results_of(kernel, schedule)
     total = kernel.attention.row_size if kernel.is_of_keys else kernel.attention.head_dim
     place = "row" if kernel.is_of_keys else "place_of(row)"
     stores: list[str] = []
@@ -386,12 +457,16 @@ def stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: st
         sums = "sums" if schedule.shares > 1 else result.sums
         low, high = (f"{sums}[m][n][2 * i{more}]{result.scale}" for more in ("", " + 1"))
         at = f"result + {result.column} + n * 8 + lane % 4 * 2" if result.column else "result + n * 8 + lane % 4 * 2"
+        count, guard = str(result.size), ""
+        if schedule.columns > 1:
+            count, at = result.width, f"{at} + part * {result.width}"
+            guard = f"if (part * {result.width} + n * 8 < {result.size}) "
         opening = f"        if (share == {len(stores)}) {{\n" if schedule.shares > 1 else ""
         closing = "\n        }" if schedule.shares > 1 else ""
         stores.append(f"""\
 {opening}#pragma unroll
-        for (int n = 0; n < {result.size} / 8; ++n)
-          *(unsigned*)({at}) = {pair}({low}, {high});{closing}""")
+        for (int n = 0; n < {count} / 8; ++n)
+          {guard}*(unsigned*)({at}) = {pair}({low}, {high});{closing}""")
     body = "\n".join(stores)
     return f"""\
 #pragma unroll

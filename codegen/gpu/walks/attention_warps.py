@@ -106,11 +106,13 @@ def band_sizes(kernel: GroupedHeads, row_blocks: int, parts: int = 1) -> Mapping
 
 #: Which rows of which problem a block has, by the order in which blocks start: of every band of problems the first
 #: rows of all, then the next.
-ORDER = """\
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+BLOCK_ORDER = """\
   const int band_first = blockIdx.x / (ROW_BLOCKS * BAND) * BAND, within = blockIdx.x - band_first * ROW_BLOCKS;
   const int band = PROBLEMS % BAND == 0 ? BAND : min(BAND, PROBLEMS - band_first);
   const int turn = within / band, whole = band_first + within % band;"""
+#: The place of a thread in its block, and that of the block.
+THREAD_PLACE = "  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;"
+ORDER = f"{THREAD_PLACE}\n{BLOCK_ORDER}"
 
 
 def named_sizes(sizes: Mapping[str, int]) -> str:

@@ -66,26 +66,30 @@ def product_of_rows(
 
 def product_of_columns(
     sums: str, factors: str, walked: str, pitch: str, *, width: str, step: str, product: str, pair: str,
-    is_turned: bool = False,
+    is_turned: bool = False, loads: str = "",
 ) -> str:  # fmt: skip
     """The product of factors, which lie where the sums of another product did, and ``width`` columns of a step.
 
     Args:
+        loads: what brings fragment ``weights[m]`` of the factors, rows ``n`` of a step; empty where they lie in
+            registers.
         walked: where a lane finds columns of the step, and ``pitch`` the bytes from one of its rows to the next.
         product, pair: the functions that multiply fragments, and that make two elements of floats.
         is_turned: whether the columns lie one after the other: ``walked`` is where a lane finds rows of the tile.
     """
     down, across = ("e", "n") if is_turned else ("n", "e")
     load = _walked_load(walked, pitch, down=down, across=across, turn=not is_turned)
+    of_registers = f"""\
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          weights[m][c] = {pair}({factors}[m][2 * n + c / 2][c % 2 * 2], {factors}[m][2 * n + c / 2][c % 2 * 2 + 1]);"""
     return f"""\
 #pragma unroll
     for (int n = 0; n < {step} / 16; ++n) {{
       unsigned weights[FRAGMENTS][4];
 #pragma unroll
       for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-          weights[m][c] = {pair}({factors}[m][2 * n + c / 2][c % 2 * 2], {factors}[m][2 * n + c / 2][c % 2 * 2 + 1]);
+{loads or of_registers}
 #pragma unroll
       for (int e = 0; e < {width} / 16; ++e) {{
         unsigned walked_fragment[4];

@@ -156,6 +156,7 @@ class BlockWork:
         walk: steps of the blocks.
         table_bytes: of the table of pages, a step; 0 where what is walked is contiguous.
         band: problems whose blocks start side by side, the longest walks first.
+        waits: of a step, besides those for what is walked: for what warps of a block pass to each other.
     """
 
     dtype: str
@@ -176,6 +177,7 @@ class BlockWork:
     special: float = 1.0
     table_bytes: float = 0.0
     band: int = 1
+    waits: int = 0
 
     @property
     def logits(self) -> int:
@@ -330,6 +332,8 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
     looking = _lookup_seconds(work, device)
     arriving = _copy_seconds(work, device) + looking - resident * step * max(0.5, work.schedule.stages - 1)
     waiting = max(0.0 if by_groups else STEP_CYCLES / work.schedule.stages * cycle, arriving)
+    # With one buffer a step has two waits, for either half of what is walked.
+    waiting += work.waits * STEP_CYCLES / 2 * cycle
     if rates is None:
         # Keys and values come through registers, while their block does nothing else.
         waiting = max(waiting, 2.0 * _copy_seconds(work, device))

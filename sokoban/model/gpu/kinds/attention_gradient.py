@@ -93,7 +93,7 @@ def slope_registers(kernel: SlopeProduct, schedule: GradientSchedule) -> int:
     """Registers that a thread needs: sums, and fragments of both factors, of warp groups of slopes alone."""
     if schedule.instruction.is_by_groups:
         return padded(kernel.attention.head_dim) // 2 + schedule.step // 4 + GROUP_OTHER_REGISTERS
-    fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
+    fragments = schedule.warp_rows // FRAGMENT_ROWS
     return fragments * (padded(kernel.attention.head_dim) // 2 + 4) + 4 + SLOPE_OTHER_REGISTERS
 
 
@@ -140,7 +140,7 @@ def _slope_instructions(kernel: SlopeProduct, schedule: GradientSchedule) -> flo
         # A thread has half as many slopes as the step has rows.
         each = GROUP_SLOPE_INSTRUCTIONS / FRAGMENT_DEPTH + GROUP_SLOPE_STEP_INSTRUCTIONS / schedule.step
         return 2 * each
-    fragments = rows // schedule.warps // FRAGMENT_ROWS
+    fragments = schedule.warp_rows // FRAGMENT_ROWS
     # A load of 16 by 16 elements for a fragment of either factor, two products of each pair, 16 bytes a copy.
     loads = (depth / FRAGMENT_DEPTH / fragments + 1) * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
     products = depth / FRAGMENT_DEPTH * 2 * LANES / (FRAGMENT_ROWS * FRAGMENT_DEPTH)
@@ -162,8 +162,8 @@ def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedu
         # rows.
         factors = schedule.step // 2 // schedule.shares if kernel.is_of_keys else schedule.step // 4 + 4
         return columns // 2 + schedule.step + factors + GROUP_OTHER_REGISTERS
-    fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
-    return fragments * (columns // 2 + schedule.step + 8) + OTHER_REGISTERS
+    fragments = schedule.warp_rows // FRAGMENT_ROWS
+    return fragments * ((columns // 2 + schedule.step) // schedule.columns + 8) + OTHER_REGISTERS
 
 
 def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> Walks:
@@ -230,6 +230,7 @@ def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockW
         own_bytes=block_side + output,
         walk=gradient_walks(kernel, schedule),
         band=1 if schedule.instruction is Instruction.FMA else problem_band(kernel, schedule.row_blocks(kernel)),
+        waits=1 if schedule.columns > 1 else 0,
     )
 
 
@@ -270,7 +271,12 @@ def _port_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule, dot
         broadcast = schedule.rows / rows_at_once * (dots + weights) / 4 * PORT_BYTES
         read = schedule.warps * schedule.step * (dots + results)
         return broadcast + 4.0 * (read + schedule.step * (depth + width) + 2 * schedule.rows * weights)
-    readers = schedule.warps // GROUP_WARPS if schedule.instruction.is_by_groups else schedule.warps
-    read = readers * schedule.step * (dots + results) + schedule.rows * dots
-    slopes = kernel.writes_slopes * schedule.rows * schedule.step
-    return DTYPE_BYTES[kernel.attention.dtype] * (read + schedule.step * (depth + width) + slopes)
+    readers, columns = schedule.warps, schedule.columns
+    if schedule.instruction.is_by_groups:
+        readers = schedule.warps // GROUP_WARPS
+    read = readers * schedule.step * (dots + results) / columns + schedule.rows * dots * columns
+    factors = schedule.rows * schedule.step
+    # Of factors that warps pass on, each that divides columns reads all.
+    passed = (1 + kernel.is_of_keys) * (1 + columns) * factors if columns > 1 else 0
+    slopes = kernel.writes_slopes * factors
+    return DTYPE_BYTES[kernel.attention.dtype] * (read + passed + schedule.step * (depth + width) + slopes)
