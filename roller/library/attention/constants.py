@@ -92,12 +92,12 @@ class AttentionConstants:
             "FlashAttention 2": KernelConstants(
                 exposed=0.786, score_instructions=8.11, unit_bytes=33.0, step_cycles=747.0, block_cycles=3850.0,
                 block_busy_cycles=1360.0, tail=0.528, start_cycles=2980.0, combine_cycles=4080.0, split_cycles=327.0,
-                copy_cycles=1220.0, backward_share=0.85,
+                copy_cycles=1220.0, backward_share=1.0,
             ),
             "FlashAttention 3": KernelConstants(
-                exposed=0.56, score_instructions=3.0, mask_instructions=11.2, unit_bytes=23.5,
+                exposed=0.56, backward_exposed=0.86, score_instructions=3.0, mask_instructions=11.2, unit_bytes=23.5,
                 block_busy_cycles=3680.0, tail=0.257, start_cycles=8010.0, split_cycles=55.7, sequence_cycles=37.8,
-                backward_share=0.75,
+                backward_share=0.82,
             ),
             # cuDNN 9 on Hopper, whose tiles are taken for FlashAttention 3's: less of the softmax is exposed, and a
             # mask costs a comparison and a selection. Chosen with all 30 calls of its own benchmark on H200 in view.

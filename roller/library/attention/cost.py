@@ -193,8 +193,11 @@ def _step(calls: Calls, launch: AttentionLaunch, kernel: KernelConstants, settin
     products = 2 * scores * width / (kernel.product_share * setting.best_flops / device.unit_count)
     softmax = scores / setting.exponentials * setting.cycle + scores * kernel.score_instructions / lanes
     loaded = tile.keys if tile.whole else np.minimum(tile.keys, calls.keys)
+    if setting.backward:
+        port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+        products = np.maximum(products * BACKWARD_PRODUCTS / kernel.backward_share, tile.port_bytes / port * setting.cycle)
     return _Step(
-        products=products * (BACKWARD_PRODUCTS / kernel.backward_share if setting.backward else 1.0),
+        products=products,
         softmax=softmax * (BACKWARD_SOFTMAX if setting.backward else 1.0),
         mask=scores * kernel.mask_instructions / lanes,
         load=loaded * width * setting.dtype_bytes / kernel.unit_bytes * setting.cycle,

@@ -7,7 +7,7 @@ All arrays have one entry per call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,10 @@ PLANNED_SEQUENCES = 992
 KEYS_LEAST = 256
 #: Elements of the longest keys whose values of 128 elements leave tensor memory for two tiles of rows.
 LATENT_KEYS = 192
+#: Shared memory of a block from which on FlashAttention 2 takes its wide tiles backward.
+WIDE_SHARED_BYTES = 144 * 1024
+#: Warps of a block of FlashAttention 2's backward pass.
+BACKWARD_WARPS = 8
 #: Splits of FlashAttention 4 on Hopper, whatever the length of the cache.
 HOPPER_FIXED_SPLITS = 32
 
@@ -93,6 +97,12 @@ class Calls:
         return Calls(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     @property
+    def turned(self) -> Calls:
+        """The calls with queries for keys, as blocks of a backward pass see them: rows of theirs are keys, which walk the
+        queries that see them. Counted from the last one back, these are the keys of a causal or a windowed call."""
+        return replace(self, queries=self.keys, keys=self.queries)
+
+    @property
     def group(self) -> Floats:
         """Query heads per key head."""
         return self.heads / self.kv_heads
@@ -127,6 +137,8 @@ class Tiles:
         lone_warps: whether a unit's schedulers have one warp each that computes.
         packed: whether the query heads of a key head are rows of one block.
         resident: blocks on a unit at a time.
+        port_bytes: of shared memory's port in a step, where products wait for it; 0 where they do not, or nothing is
+            known of it.
     """
 
     rows: Floats
@@ -138,6 +150,7 @@ class Tiles:
     lone_warps: Bools
     packed: Bools
     resident: Floats
+    port_bytes: Floats | float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +183,15 @@ class AttentionLaunch:
     walk: Walk
 
 
-def attention_launch(calls: Calls, kind: Family, device: DeviceSpec) -> AttentionLaunch:
-    """The kernel of calls that are all of one family."""
+def attention_launch(calls: Calls, kind: Family, device: DeviceSpec, *, backward: bool = False) -> AttentionLaunch:
+    """The kernel of calls that are all of one family; of a backward pass that which makes the gradients.
+
+    Blocks of FlashAttention 2 and 3 hold keys backward and walk queries, to whose gradients they add. Of the others no
+    source says how they divide a backward pass: their forward pass's tiles stand in for it.
+    """
+    if backward and kind in ("FlashAttention 2", "FlashAttention 3"):
+        tile = _backward_tiles(calls, kind, device)
+        return AttentionLaunch(kind=kind, tile=tile, walk=_walk_of_tiles(calls.turned, tile))
     tile = tiles(calls, kind, device)
     return AttentionLaunch(kind=kind, tile=tile, walk=walk(calls, tile, kind, device))
 
@@ -274,6 +294,51 @@ def _tiles_of_three(calls: Calls, needed: Floats) -> Tiles:
     )
 
 
+def _backward_tiles(calls: Calls, kind: Family, device: DeviceSpec) -> Tiles:
+    """Tiles of the backward pass of FlashAttention 2 and 3: keys of a block, and queries of a step
+    (``flash_bwd_launch_template.h`` of either). Eight warps, or two warp groups, have all registers of a unit."""
+    needed = np.maximum(calls.head_dim, calls.value_dim)
+    depth = _select((needed <= 64, 64), (needed <= 96, 96), (needed <= 128, 128), (needed <= 192, 192), (True, 256))
+    if kind == "FlashAttention 3":
+        masked = (calls.causal > 0) | calls.local
+        rows = _select((depth <= 128, 128), (depth <= 192, 96), (True, 80))
+        keys = _select((depth <= 64, 128), (depth <= 96, 64), (depth <= 128, np.where(masked, 64, 80)), (True, 64))
+    elif (device.limits.shared_bytes_per_block_opt_in or 0) >= WIDE_SHARED_BYTES:
+        rows, keys = _select((depth <= 128, 128), (True, 64)), _select((depth <= 64, 128), (True, 64))
+    else:
+        rows, keys = _select((depth <= 96, 128), (depth <= 192, 64), (True, 32)), np.full(depth.shape, 64.0)
+    port_bytes = _port_bytes_of_two(rows, keys, depth) if kind == "FlashAttention 2" else 0.0
+    nothing = np.zeros(depth.shape, dtype=bool)
+    return Tiles(
+        rows=rows,
+        keys=keys,
+        depth=depth,
+        value_depth=depth,
+        stored=2 * rows,  # keys and values come, gradients of both go
+        whole=False,
+        lone_warps=nothing,
+        packed=nothing,
+        resident=np.ones(depth.shape),
+        port_bytes=port_bytes,
+    )
+
+
+def _port_bytes_of_two(keys: Floats, queries: Floats, depth: Floats) -> Floats:
+    """Bytes of shared memory's port that a step of FlashAttention 2's backward pass takes, by how its warps divide the
+    tiles of its products (``AtomLayoutMSdP``, ``NdKV``, ``MdQ`` of ``flash_bwd_launch_template.h``): each reads its rows
+    of one factor and its columns of the other. Probabilities and gradients of scores pass through shared memory."""
+    warps = BACKWARD_WARPS
+    # Warps along the queries in products of scores and in that of dQ, and along the keys in those of dK and dV.
+    by_scores = _select((keys <= 64, 4), (queries >= 128, 4), (True, 2))
+    by_keys = _select((keys >= 128, 4), (keys >= 64, 2), (True, 1))
+    by_queries = _select((depth <= 96, 4), (True, 2))
+    scores = depth * (queries * warps / by_scores + keys * by_scores)
+    gradients = keys * queries * warps / by_keys + queries * depth * by_keys
+    of_queries = queries * keys * warps / by_queries + keys * depth * by_queries
+    written = 2 * queries * keys + 2 * queries * depth
+    return 2 * (2 * scores + 2 * gradients + of_queries + written)
+
+
 def _tiles_of_triton(needed: Floats) -> Tiles:
     """FlashAttention 1 in Triton (``flash_attn_triton.py``, 2022): 128 x 128, elements padded to a power of two."""
     depth = np.maximum(2 ** np.ceil(np.log2(needed)), 16)
@@ -325,6 +390,20 @@ def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
 
 def walk(calls: Calls, tile: Tiles, kind: Family, device: DeviceSpec) -> Walk:
     """Walk of blocks over the keys, of calls that are all of one family."""
+    walked = _walk_of_tiles(calls, tile)
+    splits, combined = _splits(calls, tile, kind, device, walked.blocks, walked.steps)
+    return Walk(
+        blocks=walked.blocks * splits,
+        steps=walked.steps / splits,
+        longest=np.where(splits > 1, np.ceil(walked.steps / splits), walked.longest),
+        edges=walked.edges / splits,
+        splits=splits,
+        combined=combined,
+    )
+
+
+def _walk_of_tiles(calls: Calls, tile: Tiles) -> Walk:
+    """Walk of blocks that each see all their keys."""
     heads_per_block = np.where(tile.packed, calls.group, 1.0)
     row_blocks = np.ceil(calls.queries * heads_per_block / tile.rows)
     steps, longest = _steps(calls, tile, heads_per_block, row_blocks)
@@ -337,15 +416,8 @@ def walk(calls: Calls, tile: Tiles, kind: Family, device: DeviceSpec) -> Walk:
     )
     # A lone query sees whole tiles but for those that a window cuts.
     edges = np.where(calls.decoding, np.where(calls.local & (calls.keys > calls.window), steps, 0.0), edges)
-    splits, combined = _splits(calls, tile, kind, device, blocks, steps)
-    return Walk(
-        blocks=blocks * splits,
-        steps=steps / splits,
-        longest=np.where(splits > 1, np.ceil(steps / splits), longest),
-        edges=edges / splits,
-        splits=splits,
-        combined=combined,
-    )
+    ones = np.ones(steps.shape)
+    return Walk(blocks=blocks, steps=steps, longest=longest, edges=edges, splits=ones, combined=ones < 1)
 
 
 def _steps(calls: Calls, tile: Tiles, heads_per_block: Floats, row_blocks: Floats) -> tuple[Floats, Floats]:

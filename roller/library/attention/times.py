@@ -57,7 +57,7 @@ def attention_seconds(
         chosen = kinds == kind
         if chosen.any():
             some = calls.take(chosen)
-            stages = kernel_stages(some, attention_launch(some, kind, device), setting)
+            stages = kernel_stages(some, attention_launch(some, kind, device, backward=backward), setting)
             for name, seconds in stage_seconds.items():
                 seconds[chosen] = getattr(stages, name)
     shape = np.broadcast_shapes(*(np.shape(getattr(sizes, each.name)) for each in fields(sizes)))
