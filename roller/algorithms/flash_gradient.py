@@ -141,7 +141,7 @@ def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec)
     kernel = gradient_kernel(form)
     problem = schedule.misfit(kernel)
     if problem is not None:
-        raise InputError(form.expr.name, problem, "score schedules of matrix instructions, or leave slopes out")
+        raise InputError(form.expr.name, problem, "score schedules of other warps, or leave slopes out")
     return _program(form, schedule, ESTIMATES[type(kernel)](kernel, schedule, device))
 
 
@@ -168,14 +168,15 @@ def _schedules(kernel: AttentionGradientKernel | SlopeProduct, device: DeviceSpe
     each, but for warp groups, of which one copies. Of slopes blocks read whole lines of L2, as DRAM gives them."""
     attention = kernel.attention
     of_keys, dtype = attention.of == "keys", attention.dtype
-    tiles, shares = multiply_add_tiles(GradientSchedule), (1, 2) if of_keys else (1,)
+    tiles = multiply_add_tiles(GradientSchedule)
     if has_matrix_instructions(dtype, device):
-        tiles = chain(matrix_tiles(GradientSchedule, shares), _column_tiles(kernel))
+        tiles = chain(matrix_tiles(GradientSchedule, (1,)), _column_tiles(kernel))
     candidates: Iterator[GradientSchedule] = (each for each in tiles if each.step <= each.warps * LANES)
     if attention.slopes and not of_keys:
         line = min(LINE_BYTES // DTYPE_BYTES[dtype], padded(kernel.rows))
         candidates = (each for each in candidates if each.rows >= line)
     if device.warp_group_instruction(dtype) is not None:
+        shares = (1, 2) if of_keys else (1,)
         groups = group_tiles(GradientSchedule, partial(SHARED_BYTES[type(kernel)], kernel), device, shares)
         candidates = chain(groups, candidates)
     return within(candidates, kernel.rows, kernel.sizes["walked"])

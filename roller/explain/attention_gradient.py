@@ -77,11 +77,17 @@ def gradient_lines(
     kernel: AttentionGradientKernel, schedule: GradientSchedule, estimate: Estimate, device: DeviceSpec
 ) -> Iterator[str]:
     """The kernel of a gradient: its launch, what a step does and holds, its stages."""
-    walk, warp_rows = gradient_walks(kernel, schedule), schedule.warp_rows
+    walk, warp_rows, columns = gradient_walks(kernel, schedule), schedule.warp_rows, schedule.columns
+    of_step = "all of a step" if columns == 1 else f"{schedule.step // columns} of a step"
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.threads // LANES, 'warp')}, "
-        f"{estimate.blocks_per_unit} at a time on a unit; a warp has {warp_rows} rows, and all of a step"
+        f"{estimate.blocks_per_unit} at a time on a unit; a warp has {warp_rows} rows, and {of_step}"
     )
+    if columns > 1:
+        yield from wrapped(
+            f"{columns} warps have the same rows: each makes its part of the logits and of the results' columns, which "
+            "would not fit the registers of one; factors pass between them through shared memory, behind a barrier"
+        )
     if schedule.instruction.is_by_groups:
         yield from wrapped(
             f"warp groups of {GROUP_WARPS} warps multiply {GROUP_ROWS} rows together; one more copies what is walked"
@@ -90,7 +96,7 @@ def gradient_lines(
         f"a block walks {walk.mean:.3g} tiles in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} of them masked "
         "element by element"
     )
-    logits = schedule.step * warp_rows // LANES
+    logits = schedule.step // columns * warp_rows // LANES
     yield from wrapped(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: results, "
         f"{logits} logits and as many gradients of them, addresses ({gradient_registers(kernel, schedule)} by count)"

@@ -9,7 +9,7 @@ blocks share the keys of the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -36,6 +36,8 @@ from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: Keys of a step that one instruction of warp groups multiplies at most.
 MOST_GROUP_KEYS = 256
+#: Warps that have the same rows of a gradient, at most.
+MOST_COLUMNS = 32
 #: Threads that share a row of multiply-adds where a file does not say.
 DEFAULT_LANES = 8
 
@@ -68,6 +70,7 @@ class _Attention(_Common, frozen=True, kw_only=True):
 class _Gradient(_Common, frozen=True, kw_only=True):
     step: _Count
     shares: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
+    columns: Annotated[int, msgspec.Meta(ge=1, le=MOST_COLUMNS)] = 1
 
 
 class _Pair(_Common, frozen=True, kw_only=True):
@@ -142,14 +145,34 @@ def _attention(text: _Attention, place: str) -> SlicedSchedule:
 def _gradient(text: _Gradient, place: str) -> GradientSchedule:
     instruction = text.instruction
     stages = {Instruction.FMA: (1,), Instruction.WGMMA: GROUP_STAGES}.get(instruction, (1, 2))
-    tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
+    _refuse(_column_problems(text), place)
+    instructions = (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA)
+    tiles = _Tiles(text, "step", text.step, instructions, stages, columns=text.columns)
     _refuse(tiles.problems(), place)
-    if text.shares > 1 and instruction is not Instruction.MMA_16X8X16:
+    if text.shares > 1 and not instruction.is_by_groups:
         raise InputError(f"{place}.shares", f"blocks by {instruction} make all of their results", "leave it out")
     if text.step > text.warps * LANES and not instruction.is_by_groups:
         problem = f"{text.step} rows, but {text.warps * LANES} threads that fetch a row's numbers each"
         raise InputError(f"{place}.step", problem, f"use {text.warps * LANES} at most")
-    return _schedule(GradientSchedule, text, stages)
+    return replace(_schedule(GradientSchedule, text, stages), columns=text.columns)
+
+
+def _column_problems(text: _Gradient) -> Iterator[_Problem]:
+    """Contradictions between warps that divide columns and the rest of a schedule."""
+    columns = text.columns
+    if columns == 1:
+        return
+    if text.instruction is not Instruction.MMA_16X8X16:
+        yield "columns", f"no warps of {text.instruction} have the same rows", "leave it out"
+    if text.warps % columns:
+        yield (
+            "columns",
+            f"{columns} do not divide {text.warps} warps",
+            f"use {-(-text.warps // columns) * columns} warps",
+        )
+    if text.step % (FRAGMENT_ROWS * columns):
+        rounded = -(-text.step // (FRAGMENT_ROWS * columns)) * FRAGMENT_ROWS * columns
+        yield "step", f"{text.step} are no fragments of {FRAGMENT_ROWS} for {columns} warps", f"use {rounded}"
 
 
 def _pair(text: _Pair, place: str) -> PairSchedule:
@@ -188,6 +211,7 @@ class _Tiles:
         step_name, step: what rows of a step are called, and how many there are.
         instructions: those that there are kernels by.
         stages: those that the schedule's instruction has.
+        columns: warps that have the same rows.
     """
 
     text: _Common
@@ -195,6 +219,7 @@ class _Tiles:
     step: int
     instructions: tuple[Instruction, ...]
     stages: tuple[int, ...]
+    columns: int = 1
 
     def problems(self) -> Iterator[_Problem]:
         """Contradictions in the schedule."""
@@ -239,7 +264,7 @@ class _Tiles:
 
     def _of_fragments(self) -> Iterator[_Problem]:
         """Single warps: whole fragments of rows and of a step."""
-        rows, each = self.text.rows, self.text.warps * FRAGMENT_ROWS
+        rows, each = self.text.rows, self.text.warps // self.columns * FRAGMENT_ROWS
         if rows % each:
             problem = f"{rows} is not {self.text.warps} warps with a multiple of {FRAGMENT_ROWS} rows each"
             yield "rows", problem, f"use {-(-rows // each) * each}"
@@ -267,7 +292,8 @@ _KEYS = {
     },
     "gradient": {
         "step": "rows of the other side at a step",
-        "shares": "blocks that divide the results of the same rows: with 2 one makes dK, the other dV",
+        "shares": "blocks of warp groups that divide the results of rows: with 2 one makes dK, the other dV",
+        "columns": "warps that have the same rows and divide columns (mma_16x8x16); 1 where left out",
     },
     "pair": {
         "step": "columns between the products at a step",
@@ -293,7 +319,13 @@ def pair_schema() -> dict[str, Any]:
 
 def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict[str, Any]:
     texts = _COMMON_KEYS | _KEYS[kind]
-    most = {"warps": 32, "stages": {"pair": 2}.get(kind, MOST_STAGES), "lanes": LANES, "shares": 2}
+    most = {
+        "warps": 32,
+        "stages": {"pair": 2}.get(kind, MOST_STAGES),
+        "lanes": LANES,
+        "shares": 2,
+        "columns": MOST_COLUMNS,
+    }
     kinds: dict[str, dict[str, Any]] = {
         name: {"type": "integer", "minimum": 1, "maximum": most.get(name, MAX_COUNT)} for name in texts
     }

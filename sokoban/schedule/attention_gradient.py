@@ -29,7 +29,8 @@ class GradientSchedule(RowTiles):
 
     Attributes:
         step: rows of the other side at a step.
-        shares: blocks that divide the results of the same rows: with two, one makes dK and the other dV.
+        shares: blocks that divide the results of the same rows, where warp groups multiply: with two, one makes dK and
+            the other dV.
         columns: warps that have the same rows, where single warps multiply, and divide the columns of a step and those
             of the results: probabilities and gradients of logits pass from one to the other through shared memory.
     """
@@ -62,6 +63,8 @@ class GradientSchedule(RowTiles):
     def misfit(self, problem: AttentionGradientKernel | SlopeProduct) -> str | None:
         """Why no lowering makes a kernel of it for a gradient; None where one does."""
         attention = problem.attention
+        if self.shares > 1 and not self.instruction.is_by_groups:
+            return f"{self.shares} shares by {self.instruction}, whose warps divide columns instead"
         if self.columns > 1:
             widths = [padded(width) for width in (attention.head_dim, attention.value_size)]
             uneven = next((each for each in widths if each % (FRAGMENT_ROWS * self.columns)), None)

@@ -29,9 +29,9 @@ def kernel_of(**changes: Any) -> AttentionGradientKernel:
     return gradient_kernel(form_of(**changes))
 
 
-def by_matrices(rows: int = 32, step: int = 16, warps: int = 2, stages: int = 1, shares: int = 1) -> GradientSchedule:
+def by_matrices(rows: int = 32, step: int = 16, warps: int = 2, stages: int = 1, columns: int = 1) -> GradientSchedule:
     return GradientSchedule(
-        rows=rows, step=step, warps=warps, stages=stages, shares=shares, instruction=Instruction.MMA_16X8X16
+        rows=rows, step=step, warps=warps, stages=stages, columns=columns, instruction=Instruction.MMA_16X8X16
     )
 
 

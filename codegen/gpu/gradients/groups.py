@@ -146,7 +146,7 @@ def _cleared(kernel: AttentionGradientKernel) -> str:
     do."""
     if not kernel.writes_slopes:
         return ""
-    idle = cleared_slopes(f"thread - THREADS - {LANES}", str((GROUP_WARPS - 1) * LANES), "share == 0")
+    idle = cleared_slopes(f"thread - THREADS - {LANES}", str((GROUP_WARPS - 1) * LANES))
     return f" else {{\n{idle}\n    }}"
 
 

@@ -57,14 +57,13 @@ def slope_stores(low: str, high: str, columns: StepColumns = WHOLE_STEP) -> str:
       }}"""
 
 
-def cleared_slopes(thread: str, threads: str, condition: str) -> str:
-    """Zeros for the slopes of queries that no step of a block has, by ``threads`` threads.
+def cleared_slopes(thread: str, threads: str) -> str:
+    """Zeros for the slopes of queries that no step of a block has, by ``threads`` threads of the first share.
 
     Args:
         thread: number of a thread among them.
-        condition: which blocks do it.
     """
-    return f"""  if ((CAUSAL || WINDOW) && {condition}) {{
+    return f"""  if ((CAUSAL || WINDOW) && share == 0) {{
     const int walk_begin = min(first_step * STEP, QUERIES_ALL);
     const int walk_end = min(walk_begin + head_steps * STEP, QUERIES_ALL);
     const int before = walk_begin / 8, pieces = before + (QUERIES_ALL - walk_end) / 8;

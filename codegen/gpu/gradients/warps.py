@@ -73,7 +73,8 @@ class _Result:
 
 
 def results_of(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> list[_Result]:
-    """Results of the blocks, that of the gradients of logits first; with two shares either, in the same registers."""
+    """Results of the blocks, that of the gradients of logits first; with two shares of warp groups either, in the same
+    registers."""
     depth, width = kernel.attention.head_dim, kernel.attention.value_size
     first = _Result("key_sums", "wanted", "DEPTH", "keys_now + key_columns", "KEY_PITCH", depth, 0, " * FACTOR")
     second = _Result("value_sums", "logits", "WIDTH", "values_now + value_columns", "VALUE_PITCH", width, depth, "")
@@ -126,7 +127,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
 {_copies(kernel, schedule)}
 {_numbers(kernel)}
 {_step_copies(kernel)}
-{cleared_slopes("thread", "THREADS", "share == 0") if kernel.writes_slopes else ""}
+{cleared_slopes("thread", "THREADS") if kernel.writes_slopes else ""}
 {_walk(kernel, schedule, product, pair)}
 {stores(kernel, schedule, pair)}
 }}
@@ -332,7 +333,7 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
 {logits}
 {each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));", columns)}
 {mask}
-{_sums(results, schedule, slopes, product, pair)}
+{_sums(results, slopes, product, pair, has_parts=has_parts)}
 {next_copies if schedule.stages == 1 else ""}
   }}"""
 
@@ -404,26 +405,20 @@ def mask_of_keys(columns: StepColumns = WHOLE_STEP) -> str:
     }}"""
 
 
-def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, product: str, pair: str) -> str:
+def _sums(results: list[_Result], slopes: str, product: str, pair: str, *, has_parts: bool) -> str:
     """The products that results are sums of; probabilities come before gradients of logits, which need them."""
     tables = [f"FACTORS + {number} * ROWS * FACTOR_PITCH" for number in range(len(results))]
-
-    def text(result: _Result, table: str) -> str:
-        return product_of_columns(
-            "sums" if schedule.shares > 1 else result.sums, result.factors, result.columns, result.pitch,
-            width=result.width, step="STEP", product=product, pair=pair,
-            loads=_passed_fragments(table) if schedule.columns > 1 else "",
-        )  # fmt: skip
-
-    of_slopes, *of_weights = map(text, results, tables)
-    if schedule.columns > 1:
-        passed, *passed_weights = (
-            _passed(each.factors, table, pair) for each, table in zip(results, tables, strict=True)
+    of_slopes, *of_weights = (
+        product_of_columns(
+            result.sums, result.factors, result.columns, result.pitch, width=result.width, step="STEP",
+            product=product, pair=pair, loads=_passed_fragments(table) if has_parts else "",
         )
-        return "\n".join([*passed_weights, slopes, passed, "    __syncthreads();", *of_weights, of_slopes])
-    if schedule.shares == 1:
+        for result, table in zip(results, tables, strict=True)
+    )  # fmt: skip
+    if not has_parts:
         return "\n".join([*of_weights, slopes, of_slopes])
-    return f"    if (share) {{\n{of_weights[0]}\n    }} else {{\n{slopes}\n{of_slopes}\n    }}"
+    passed, *passed_weights = (_passed(each.factors, table, pair) for each, table in zip(results, tables, strict=True))
+    return "\n".join([*passed_weights, slopes, passed, "    __syncthreads();", *of_weights, of_slopes])
 
 
 def _passed(factors: str, table: str, pair: str) -> str:

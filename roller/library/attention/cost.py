@@ -195,7 +195,9 @@ def _step(calls: Calls, launch: AttentionLaunch, kernel: KernelConstants, settin
     loaded = tile.keys if tile.whole else np.minimum(tile.keys, calls.keys)
     if setting.backward:
         port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
-        products = np.maximum(products * BACKWARD_PRODUCTS / kernel.backward_share, tile.port_bytes / port * setting.cycle)
+        products = np.maximum(
+            products * BACKWARD_PRODUCTS / kernel.backward_share, tile.port_bytes / port * setting.cycle
+        )
     return _Step(
         products=products,
         softmax=softmax * (BACKWARD_SOFTMAX if setting.backward else 1.0),

@@ -98,8 +98,8 @@ class Calls:
 
     @property
     def turned(self) -> Calls:
-        """The calls with queries for keys, as blocks of a backward pass see them: rows of theirs are keys, which walk the
-        queries that see them. Counted from the last one back, these are the keys of a causal or a windowed call."""
+        """The calls with queries for keys, as blocks of a backward pass have them: their rows are keys, which walk the
+        queries that see them. Counted from the last one back, these are the keys of a causal or windowed call."""
         return replace(self, queries=self.keys, keys=self.queries)
 
     @property
@@ -325,8 +325,9 @@ def _backward_tiles(calls: Calls, kind: Family, device: DeviceSpec) -> Tiles:
 
 def _port_bytes_of_two(keys: Floats, queries: Floats, depth: Floats) -> Floats:
     """Bytes of shared memory's port that a step of FlashAttention 2's backward pass takes, by how its warps divide the
-    tiles of its products (``AtomLayoutMSdP``, ``NdKV``, ``MdQ`` of ``flash_bwd_launch_template.h``): each reads its rows
-    of one factor and its columns of the other. Probabilities and gradients of scores pass through shared memory."""
+    tiles of its products (``AtomLayoutMSdP``, ``NdKV``, ``MdQ`` of ``flash_bwd_launch_template.h``): each reads its
+    rows of one factor and its columns of the other. Probabilities and gradients of scores pass through shared memory.
+    """
     warps = BACKWARD_WARPS
     # Warps along the queries in products of scores and in that of dQ, and along the keys in those of dK and dV.
     by_scores = _select((keys <= 64, 4), (queries >= 128, 4), (True, 2))

@@ -69,11 +69,12 @@ def test_each_board_multiplies_by_what_it_has() -> None:
     assert matrix == {(A100.name, "float16"): by_warps, (H100.name, "float16"): by_groups}
 
 
-def test_masks_save_what_they_leave_out_and_wide_heads_are_shared() -> None:
+def test_masks_save_what_they_leave_out_and_wide_heads_are_divided() -> None:
     whole, causal = (best(form_of(causal=flag))[1] for flag in (False, True))
     assert 1.6 < whole / causal < 2.1
     assert best(form_of(window=256))[1] < 0.5 * causal
-    assert best(form_of(head_dim=256))[0].shares == 2 and best(form_of())[0].shares == 1
+    assert best(form_of(head_dim=256))[0].columns > 1 and best(form_of())[0].columns == 1
+    assert best(form_of(head_dim=256), H100)[0].shares == 2 and best(form_of(), H100)[0].shares == 1
 
 
 @pytest.mark.usefixtures("emulator")
@@ -127,7 +128,7 @@ def test_a_page_tells_why() -> None:
     programs = find_programs(form, A100, 3)
     page = explain(programs, 1, programs.ranked(3))
     for line in (
-        "two runs agree to the bit", "different blocks make them", "heads that share keys are walked head by head",
+        "two runs agree to the bit", "4 warps have the same rows", "heads that share keys are walked head by head",
         "the mask leaves 50 % of all pairs", "as many gradients of them", "% of the peak of mma_16x8x16",
     ):  # fmt: skip
         assert line in " ".join(page.split())
@@ -151,7 +152,11 @@ def test_what_no_kernel_takes_is_refused() -> None:
     with pytest.raises(InputError, match="rows of 36 elements are no multiple of 16 bytes"):
         programs(form_of(head_dim=36))
     schedule = GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.MMA_16X8X16)
-    with pytest.raises(InputError, match="2 shares of a product of slopes, which has one result; score"):
-        program_of(form_of(slopes=True, of="queries"), replace(schedule, shares=2), A100)
+    with pytest.raises(InputError, match="2 shares by mma_16x8x16, whose warps divide columns instead; score"):
+        program_of(form_of(), replace(schedule, shares=2), A100)
+    with pytest.raises(InputError, match="2 warps to a row of a product of slopes, which passes nothing on; score"):
+        program_of(form_of(slopes=True, of="queries"), replace(schedule, columns=2), A100)
+    with pytest.raises(InputError, match="4 warps do not divide 80 columns into fragments of 16; score"):
+        program_of(form_of(head_dim=80), replace(schedule, columns=4), A100)
     with pytest.raises(InputError, match="no kernels of ours for epyc-7763"):
         program_of(form_of(), schedule, load_device("epyc-7763"))

@@ -76,10 +76,10 @@ def test_contradictions_name_line_field_and_remedy(tmp_path: Path, schedule: dic
 
 
 def test_a_schedule_of_a_gradient_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    schedule = GradientSchedule(rows=64, step=32, warps=4, stages=2, shares=2, instruction=Instruction.MMA_16X8X16)
+    schedule = GradientSchedule(rows=64, step=32, warps=4, stages=2, columns=2, instruction=Instruction.MMA_16X8X16)
     scalar = GradientSchedule(rows=16, step=32, warps=2, stages=1, instruction=Instruction.FMA, lanes=8)
     path = tmp_path / "s.json"
-    groups = GradientSchedule(rows=128, step=48, warps=8, stages=3, instruction=Instruction.WGMMA)
+    groups = GradientSchedule(rows=128, step=48, warps=8, stages=3, shares=2, instruction=Instruction.WGMMA)
     short = {"rows": 16, "step": 32, "warps": 2, "instruction": "fma"}
     path.write_text(json.dumps([schedule.to_json(), short, groups.to_json()]))
     assert load_gradient_schedules(path) == [schedule, scalar, groups]
@@ -101,9 +101,19 @@ def test_a_schedule_of_a_gradient_comes_back_as_it_was_written(tmp_path: Path) -
             "shares: blocks by fma make all of their results",
         ),
         (
-            {"rows": 64, "step": 32, "warps": 4, "instruction": "wgmma_64xNx16", "shares": 2},
-            "shares: blocks by wgmma_64xNx16 make all of their results",
+            {"rows": 64, "step": 32, "warps": 4, "shares": 2},
+            "shares: blocks by mma_16x8x16 make all of their results",
         ),
+        (
+            {"rows": 64, "step": 64, "warps": 4, "instruction": "wgmma_64xNx16", "columns": 2},
+            "columns: no warps of wgmma_64xNx16 have the same rows; leave it out",
+        ),
+        ({"rows": 48, "step": 64, "warps": 6, "columns": 4}, "columns: 4 do not divide 6 warps; use 8 warps"),
+        (
+            {"rows": 32, "step": 48, "warps": 4, "columns": 2},
+            "step: 48 are no fragments of 16 for 2 warps; use 64",
+        ),
+        ({"rows": 24, "step": 32, "warps": 4, "columns": 2}, "rows: 24 is not"),
         ({"rows": 64, "step": 32, "warps": 8, "instruction": "wgmma_64xNx16"}, "rows: 64 are not 64 rows of every 4"),
     ],
 )

@@ -100,7 +100,9 @@ def test_warp_groups_without_one_of_what_orders_copies_and_products_are_noticed(
     [
         (PRODUCT | {"queries": 36}, by_matrices(), "slopes of 36 queries are no multiple of 8"),
         ({"of": "keys", "slopes": True}, by_multiply_adds(), "slopes need matrix instructions"),
-        (PRODUCT, by_matrices(shares=2), "2 shares of a product of slopes"),
+        (PRODUCT, by_groups(shares=2), "2 shares of a product of slopes"),
+        (PRODUCT | {"head_dim": 32}, by_matrices(step=32, columns=2), "2 warps to a row of a product of slopes"),
+        ({"head_dim": 80}, by_matrices(step=32, columns=2), "2 warps do not divide 80 columns into fragments of 16"),
     ],
 )
 def test_a_schedule_that_no_kernel_has_is_refused(
