@@ -23,7 +23,7 @@ ROOMS = {
     "ported": "steps", "tensor_core": "library", "kernelbench": "steps", "serving": "library",
     "training_kernels": "library", "own_products": "kernels", "own_attention": "kernels", "thesis": "kernels",
     "today": "library", "narrow_jobs": "steps.jobs:narrow", "served": "steps",
-    "tuned_schedules": "kernels",
+    "tuned_schedules": "kernels", "published_attention": "library",
 }  # fmt: skip
 TABLES = tuple(ROOMS)
 
