@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sokoban.language.expression import FLOAT8_DTYPES, TensorExpr
+from sokoban.language.named.attention_gradient import AttentionGradient
 
 #: Largest accepted relative error by dtype of the output (narrowest dtype that takes part). Sums of integers are exact.
 #: Products of eight-bit floats are, too, but matrix units keep no more than some 13 bits of their sums.
@@ -59,8 +61,23 @@ def exact_tolerance(expr: TensorExpr) -> float:
     return sums + 2 * (2.0**-24 if is_rounded else HALF_UNITS.get(expr.output.dtype, 0.0))
 
 
-def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:
+def output_widths(expr: TensorExpr) -> tuple[int, ...]:
+    """Columns of the tensors that lie side by side in an output's rows; empty where it is one tensor.
+
+    >>> from sokoban.language.operators import operator_from_data
+    >>> gradient = {"op": "attention_gradient", "of": "keys", "b": 1, "heads": 1, "queries": 8, "head_dim": 16}
+    >>> output_widths(operator_from_data(gradient)), output_widths(operator_from_data({**gradient, "of": "queries"}))
+    ((16, 16), ())
+    """
+    gradient = None if expr.epilogue else expr.operator_as(AttentionGradient)
+    return gradient.row_widths if gradient is not None and gradient.of == "keys" else ()
+
+
+def judge(values: Array, expected: Array, tolerance: float, widths: Sequence[int] = ()) -> tuple[float, str]:
     """Relative error of an output, and what is wrong with it (empty where nothing is).
+
+    Args:
+        widths: columns of the tensors that lie side by side in its rows, as :func:`output_widths` has them.
 
     >>> judge(np.array([1.0, np.nan]), np.array([1.0, 2.0]), 1e-4)
     (inf, '1 of 2 outputs not written, or read outside a tensor')
@@ -69,12 +86,13 @@ def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]
     unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
     if unwritten > 0:
         return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
-    error = relative_error(result, expected)
+    error = relative_error(result, expected, widths)
     return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"
 
 
-def relative_error(result: Array, expected: Array) -> float:
-    """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others.
+def relative_error(result: Array, expected: Array, widths: Sequence[int] = ()) -> float:
+    """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others, of
+    their own tensor where several lie side by side (``widths`` columns of each).
 
     Infinities have to be infinite or the largest finite number of the same sign, from which kernels begin extremes;
     what the reference finds undefined is not judged.
@@ -82,6 +100,10 @@ def relative_error(result: Array, expected: Array) -> float:
     >>> relative_error(np.array([3.0, 1.5]), np.array([3.0, 1.0])) == 0.5 / (1.0 + 5.0**0.5)
     True
     """
+    if widths:
+        edges = np.cumsum(widths)[:-1]
+        pairs = zip(np.split(result, edges, axis=-1), np.split(expected, edges, axis=-1), strict=True)
+        return max(relative_error(*pair) for pair in pairs)
     finite = np.isfinite(expected)
     infinite = np.isinf(expected)
     if not (np.isfinite(result) | ~finite).all():

@@ -15,7 +15,7 @@ import numpy as np
 from bench.mutants.corpus import Specimen, with_other_edges
 from bench.mutants.mutations import SYNC_KINDS, Mutation
 from bench.mutants.variants import one_text
-from codegen.tolerance import judge
+from codegen.tolerance import judge, output_widths
 from codegen.verify.emulator import Emulation, EmulatorError, run_cuda_on_cpu
 from codegen.verify.gpu import emulated_kernel, is_guard_written
 
@@ -217,7 +217,7 @@ def _noticed(specimen: Specimen, unchanged: _MutantRun, run: _MutantRun, lowerin
     if run.flat is None:
         names = (name for name, pattern in _CHECKS if re.search(pattern, run.reason))
         return next(names, "rule"), run.reason
-    kernel = specimen.kernel
+    kernel, case = specimen.kernel, specimen.case
     if is_guard_written(run.flat, kernel.output):
         return "guard", "written behind the end of the output"
     assert unchanged.flat is not None
@@ -227,7 +227,7 @@ def _noticed(specimen: Specimen, unchanged: _MutantRun, run: _MutantRun, lowerin
         values = _final(specimen, run.flat[: kernel.output.element_count], lowering)
     except EmulatorError as error:
         return "a later kernel", str(error)
-    _, reason = judge(values, specimen.case.expected, specimen.case.tolerance)
+    _, reason = judge(values, case.expected, case.tolerance, output_widths(case.form.expr))
     return ("unwritten" if "not written" in reason else "value" if reason else ""), reason
 
 

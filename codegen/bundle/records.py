@@ -141,6 +141,8 @@ class ReferenceRecord:
         workspace: float64 elements of every tensor that they write, the output among them.
         tolerance: largest relative error that counts as right.
         ranges: least and largest value of test data for every input.
+        widths: columns of the tensors that lie side by side in the output's rows, each of which is judged by itself;
+            left out where it is one tensor.
     """
 
     source: str
@@ -148,6 +150,7 @@ class ReferenceRecord:
     workspace: dict[str, int]
     tolerance: float
     ranges: dict[str, tuple[float, ...]]
+    widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

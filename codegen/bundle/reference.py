@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.bundle.records import ReferenceLaunch, ReferenceRecord
-from codegen.tolerance import tolerance_of
+from codegen.tolerance import output_widths, tolerance_of
 from sokoban.language.expression import (
     RANKED_REDUCTIONS,
     AffineIndex,
@@ -132,6 +132,7 @@ def reference_kernel(expr: TensorExpr, entry: str) -> ReferenceKernel:
             },
             tolerance=tolerance_of(expr),
             ranges={name: tuple(pair) for name, pair in input_ranges(expr).items()},
+            widths=output_widths(expr),
         ),
     )
 

@@ -27,7 +27,7 @@ from codegen.target import Target
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import AnyRequest, LoweringRequest
-from codegen.tolerance import TOLERANCE, exact_tolerance, judge, tolerance_of
+from codegen.tolerance import TOLERANCE, exact_tolerance, judge, output_widths, tolerance_of
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
 from codegen.verify.engines import CHECKS, ORDER_SEEDS, engine_for
@@ -295,7 +295,7 @@ def _verified(
     except (OpenClError, LoweringError) as error:
         return verdict(passed=False, relative_error=None, reason=str(error))
     expected = reference(form, inputs)
-    error_figure, reason = judge(values[trial.bundle.output.name], expected, plan.tolerance)
+    error_figure, reason = judge(values[trial.bundle.output.name], expected, plan.tolerance, output_widths(form.expr))
     return verdict(passed=not reason, relative_error=error_figure, reason=reason, needless=tuple(needless))
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,7 @@ class OperatorBench:
         unwritten = int(self.cupy.isnan(result).sum()) - int(self.cupy.isnan(self.expected).sum())
         if unwritten > 0:
             return math.inf, f"{unwritten} of {result.size} outputs not written or not a number"
-        error = device_relative_error(self.cupy, result, self.expected)
+        error = device_relative_error(self.cupy, result, self.expected, self.reference.widths)
         return error, "" if error <= limit else f"relative error {error:.3g} is above {limit:.3g}"
 
     # Timing
@@ -331,13 +332,18 @@ def widened(cupy: Any, raw: Any, dtype: str) -> Any:
     return raw.view(dtype).astype("float64")
 
 
-def device_relative_error(cupy: Any, result: Any, expected: Any) -> float:
+def device_relative_error(cupy: Any, result: Any, expected: Any, widths: Sequence[int] = ()) -> float:
     """Largest ``|result - expected| / (|expected| + rms(expected))``, worked out on the device; the definition is that
     of :func:`codegen.verify.result.relative_error`.
 
     Infinities have to be infinite or the largest finite number of the same sign; what the reference finds undefined is
-    not judged.
+    not judged. Of tensors that lie side by side in rows, ``widths`` columns of each, every one is judged by itself.
     """
+    if widths:
+        rows = [each.reshape(-1, sum(widths)) for each in (result, expected)]
+        ends = list(accumulate(widths))
+        parts = [slice(end - width, end) for width, end in zip(widths, ends, strict=True)]
+        return max(device_relative_error(cupy, rows[0][:, part], rows[1][:, part]) for part in parts)
     finite = cupy.isfinite(expected)
     infinite = cupy.isinf(expected)
     if bool((finite & ~cupy.isfinite(result)).any()):

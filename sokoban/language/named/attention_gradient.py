@@ -34,10 +34,16 @@ class AttentionGradient(AttentionSizes, tag="attention_gradient", kw_only=True, 
     slopes: bool = False
 
     @property
+    def row_widths(self) -> tuple[int, ...]:
+        """Elements of dK, of dV and, with ``slopes``, of those, which lie side by side in a row of the tensor of
+        keys."""
+        of_slopes = (self.heads // self.key_heads * self.queries,) if self.slopes else ()
+        return (self.head_dim, self.value_size, *of_slopes)
+
+    @property
     def row_size(self) -> int:
-        """Elements of a row of the tensor of keys: of dK, dV and, with ``slopes``, of those."""
-        of_keys = self.head_dim + self.value_size
-        return of_keys + (self.heads // self.key_heads * self.queries if self.slopes else 0)
+        """Elements of a row of the tensor of keys."""
+        return sum(self.row_widths)
 
     def program(self) -> Program:
         self.check_sizes()

@@ -247,3 +247,12 @@ def test_errors_are_judged_as_in_verification(gpu: fake_cupy.Gpu) -> None:
     result[50], result[0] = expected[50], -LARGEST_HALF
     assert device_relative_error(fake_cupy, result, expected) == relative_error(result, expected) == math.inf
     assert measure.LARGEST_HALF == LARGEST_HALF
+
+
+def test_tensors_side_by_side_are_judged_each_by_itself(gpu: fake_cupy.Gpu) -> None:
+    expected = np.concatenate([np.full((4, 3), 100.0), np.full((4, 5), 1e-3)], axis=1)
+    result = expected * 1.01
+    result[0, -1] = 0.0
+    together, apart = (relative_error(result, expected, widths) for widths in ((), (3, 5)))
+    assert together < 0.01 and apart == pytest.approx(0.5)
+    assert device_relative_error(fake_cupy, result.ravel(), expected.ravel(), (3, 5)) == pytest.approx(apart)
