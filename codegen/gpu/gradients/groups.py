@@ -14,7 +14,7 @@ those of dV leave out what is wanted of the logits.
 from __future__ import annotations
 
 from codegen.gpu.gradients.slope_texts import cleared_slopes, slope_stores
-from codegen.gpu.gradients.warps import (
+from codegen.gpu.gradients.texts import (
     FIRST_QUERY,
     HEAD,
     OWN_NUMBERS,
