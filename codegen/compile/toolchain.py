@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from codegen.generators import linker
-from hal.support.store import Store, cache_folder, code_texts, digest
+from hal.support.store import Store, cache_folder, code_digest, digest
 
 #: What the bytes of a kernel, or the numbers of its verification, depend on besides our own code.
 _COMPILERS = (
@@ -42,7 +42,7 @@ def toolchain() -> str:
             texts.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             texts.append(package)
-    return digest(*texts, *code_texts(*_PACKAGES))
+    return digest(*texts, code_digest(*_PACKAGES))
 
 
 def _changed(program: str | Path) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from daydream.capture.captured import Capture
-from hal.support.store import Store, cache_folder, code_texts, decoded, digest
+from hal.support.store import Store, cache_folder, code_digest, decoded, digest, stamps
 
 #: Folder of the user's cache that holds the steps.
 FOLDER = "captures"
@@ -88,19 +88,9 @@ def _surroundings(library: str) -> str | None:
     spec = find_spec(library)
     if spec is None or not spec.submodule_search_locations:
         return None
-    files = [file for place in spec.submodule_search_locations for file in _files(place)]
+    files = [file for place in spec.submodule_search_locations for file in stamps(place, (".py",))]
     installed = [path.name for entry in sys.path for path in Path(entry or ".").glob("*.dist-info")]
     variables = [item for item in os.environ.items() if item[0].startswith(_VARIABLES)]
     return digest(
-        sys.version, repr(sorted(files)), repr(sorted(installed)), repr(sorted(variables)), *code_texts(*_CODE)
+        sys.version, repr(sorted(files)), repr(sorted(installed)), repr(sorted(variables)), code_digest(*_CODE)
     )
-
-
-def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Python files below a folder, with their bytes and when they were changed, in ns."""
-    for entry in os.scandir(folder):
-        if entry.is_dir():
-            yield from _files(entry.path)
-        elif entry.name.endswith(".py"):
-            status = entry.stat()
-            yield entry.path, status.st_size, status.st_mtime_ns

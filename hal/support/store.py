@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,36 @@ def code_texts(*folders: str) -> Iterator[str | bytes]:
                     with open(path, "rb") as file:
                         yield os.path.relpath(path, _ROOT)
                         yield file.read()
+
+
+def stamps(folder: str, suffixes: tuple[str, ...], others: Collection[str] = ("__pycache__",)) -> Iterator[str]:
+    """Paths, sizes and times of change of the files below a folder, in a fixed order: contents are as they were where
+    these are. Folders of the names in ``others`` are left out."""
+    found, folders = [], [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in others:
+                        folders.append(entry.path)
+                elif entry.name.endswith(suffixes):
+                    status = entry.stat()
+                    found.append(f"{entry.path} {status.st_size} {status.st_mtime_ns}")
+    yield from sorted(found)
+
+
+def code_digest(*folders: str) -> str:
+    """A digest of :func:`code_texts`, which are read where a file has changed since they were, or where
+    ``ROLLER_CACHE`` is 0."""
+    if os.environ.get("ROLLER_CACHE") == "0":
+        return digest(*code_texts(*folders))
+    store = Store(cache_folder("sources"))
+    stamp = digest(*(text for top in folders for text in stamps(str(_ROOT / top), _SUFFIXES)))
+    known = store.read(stamp)
+    if known is None:
+        known = digest(*code_texts(*folders)).encode()
+        store.write(stamp, known)
+    return known.decode()
 
 
 def decoded(data: bytes | None, kind: Any) -> Any:

@@ -26,7 +26,6 @@ import torch._inductor.fx_passes.freezing_patterns
 import torch._inductor.pattern_matcher
 from torch._dynamo.exc import RestartAnalysis
 from torch._guards import CompileContext
-from torch._inductor.codecache import torch_key
 from torch._inductor.freezing_utils import enter_freezing
 from torch._inductor.output_code import OutputCode
 
@@ -44,6 +43,7 @@ from roller.dynamo.reserve import reserve_while_tracing
 from roller.dynamo.rewriting import Decision, predicted, rewrite
 from roller.dynamo.stored.graphs import CompiledGraph, GraphStore, Recording
 from roller.dynamo.stored.probes import remembered_probes
+from roller.dynamo.stored.sources import begin_torch_key
 
 log = logging.getLogger("roller.backend")
 
@@ -364,9 +364,8 @@ for _name in (
     with suppress(ImportError):  # which of them there are changes from release to release
         import_module(_name)
 
-# Threads read PyTorch's sources and ours, which are part of the keys of graphs, while Dynamo traces the first one.
-if hasattr(torch_key, "prefetch"):
-    torch_key.prefetch()
+# Sources of PyTorch and ours are part of the keys of graphs: threads read what is not known while Dynamo traces.
+begin_torch_key()
 threading.Thread(target=toolchain, daemon=True).start()
 
 leave_out_older_objects()
