@@ -121,12 +121,14 @@ class _Step:
         softmax: of special function units and float32 lanes.
         mask: further ones of the lanes, of a masked tile.
         load: in which the unit takes the tile's keys and values out of L2.
+        port: in which shared memory gives and takes what passes its port.
     """
 
     products: Floats
     softmax: Floats
     mask: Floats
     load: Floats
+    port: Floats | float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,16 +195,17 @@ def _step(calls: Calls, launch: AttentionLaunch, kernel: KernelConstants, settin
     products = 2 * scores * width / (kernel.product_share * setting.best_flops / device.unit_count)
     softmax = scores / setting.exponentials * setting.cycle + scores * kernel.score_instructions / lanes
     loaded = tile.keys if tile.whole else np.minimum(tile.keys, calls.keys)
+    bytes_at_once = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+    port = tile.port_bytes / bytes_at_once * setting.cycle
     if setting.backward:
-        port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
-        products = np.maximum(
-            products * BACKWARD_PRODUCTS / kernel.backward_share, tile.port_bytes / port * setting.cycle
-        )
+        # Warps pass factors to each other behind barriers, so that all of them multiply at the same time.
+        products = np.maximum(products * BACKWARD_PRODUCTS / kernel.backward_share, port)
     return _Step(
         products=products,
         softmax=softmax * (BACKWARD_SOFTMAX if setting.backward else 1.0),
         mask=scores * kernel.mask_instructions / lanes,
         load=loaded * width * setting.dtype_bytes / kernel.unit_bytes * setting.cycle,
+        port=port,
     )
 
 
@@ -240,7 +243,7 @@ def _busy_seconds(
     exposed = kernel.exposed
     if setting.backward and kernel.backward_exposed is not None:
         exposed = kernel.backward_exposed
-    shared = np.maximum(longer + exposed * shorter, step.load)
+    shared = np.maximum(longer + exposed * shorter, np.maximum(step.load, step.port))
     waiting = (kernel.step_cycles + np.where(calls.paged, constants.page_cycles, 0.0)) * cycle
     waiting = waiting + kernel.exposed_loads * step.load
     masked = step.mask * walk.edges

@@ -33,6 +33,9 @@ PLANNED_SEQUENCES = 992
 KEYS_LEAST = 256
 #: Elements of the longest keys whose values of 128 elements leave tensor memory for two tiles of rows.
 LATENT_KEYS = 192
+#: Shared memory of a unit from which on FlashAttention 2 takes blocks of 64 rows for 256 elements
+#: (``flash_fwd_launch_template.h``: four times 256 elements of 64 + 2 * 64 rows).
+TWO_BLOCKS_BYTES = 4 * 256 * 192
 #: Shared memory of a block from which on FlashAttention 2 takes its wide tiles backward.
 WIDE_SHARED_BYTES = 144 * 1024
 #: Warps of a block of FlashAttention 2's backward pass.
@@ -233,13 +236,18 @@ def _tiles_of_two(calls: Calls, needed: Floats, device: DeviceSpec) -> Tiles:
     """FlashAttention 2: paged and decoding calls run its split kernel, which has tiles of 64 rows and four warps."""
     depth = _select((needed <= 64, 64), (needed <= 96, 96), (needed <= 128, 128), (needed <= 192, 192), (True, 256))
     causal = calls.causal > 0
-    if (device.compute_capability or (8, 0)) != (8, 0):  # the boards with about 100 kB of shared memory per unit
+    major, minor = device.compute_capability or (8, 0)
+    if major == 8 and minor > 0:  # the boards with about 100 kB of shared memory per unit
         rows = _select((depth <= 64, 128), ((depth <= 128) & causal, 64), (depth <= 192, 128), (True, 64))
         keys = _select((depth <= 64, 128), (depth <= 96, 64), (causal, 64), (depth <= 128, 32), (True, 64))
         warps = _select((depth == 192, 8), (True, 4))
     else:
-        rows, keys = np.full(depth.shape, 128.0), _select((depth <= 64, 128), (True, 64))
-        warps = _select((depth > 128, 8), (True, 4))
+        # Two blocks of 64 rows share a unit that has room for them, in place of one of 128, which some have none for.
+        limits, wide_bytes = device.limits, 2 * 256 * (128 + 2 * 64)
+        is_narrow = (limits.shared_bytes_per_block_opt_in or 0) < wide_bytes
+        narrow = (depth > 192) & (is_narrow or limits.shared_bytes_per_unit >= TWO_BLOCKS_BYTES)
+        rows, keys = np.where(narrow, 64.0, 128.0), _select((depth <= 64, 128), (True, 64))
+        warps = _select(((depth > 128) & ~narrow, 8), (True, 4))
     split_kernel = calls.paged | calls.decoding
     rows = np.where(split_kernel, 64.0, rows)
     keys = np.where(split_kernel, _select((depth <= 64, 256), (depth <= 128, 128), (True, 64)), keys)
@@ -247,6 +255,8 @@ def _tiles_of_two(calls: Calls, needed: Floats, device: DeviceSpec) -> Tiles:
     shared_bytes = (rows + 2 * keys) * depth * 2 + device.limits.shared_bytes_reserved_per_block
     # Each thread has nearly all the registers that it can name: eight warps fill a unit.
     resident = np.clip(np.floor(device.limits.shared_bytes_per_unit / shared_bytes), 1, 8 / warps)
+    # Every warp reads all keys and values of a step, and its own queries; copies write.
+    port_bytes = 2 * depth * (2 * (warps + 1) * keys + rows)
     # One query of a group of heads becomes a sequence of so many queries of the one key head.
     packed = calls.decoding & (calls.group > 1) & ~calls.local
     return Tiles(
@@ -259,6 +269,7 @@ def _tiles_of_two(calls: Calls, needed: Floats, device: DeviceSpec) -> Tiles:
         lone_warps=np.zeros(depth.shape, dtype=bool),
         packed=packed,
         resident=resident,
+        port_bytes=port_bytes,
     )
 
 

@@ -243,3 +243,29 @@ def test_measured_calls_are_within_a_tenth_in_the_mean_on_every_board(kind: str)
         )
         error = np.abs(times / (some["latency_ms"] * 1e-3) - 1)
         assert error.mean() < 0.1, f"{board}: {error.mean():.1%}"
+
+
+def test_blocks_of_flash_attention_2_follow_the_memory_of_a_unit() -> None:
+    wanted = {A100: (128, 128), H100: (128, 64), L40S: (64, 64)}  # of 128 and 256 elements, causal
+    for device, expected in wanted.items():
+        for head_dim, rows in zip((128, 256), expected, strict=True):
+            calls = Calls.of(sizes(head_dim=head_dim))
+            assert attention_launch(calls, "FlashAttention 2", device).tile.rows == rows
+
+
+def test_backward_blocks_hold_keys_and_walk_the_queries_that_see_them() -> None:
+    calls = Calls.of(sizes(queries=1024, keys=4096, causal=0))
+    backward = attention_launch(calls, "FlashAttention 3", H100, backward=True)
+    assert (backward.tile.rows, backward.tile.keys) == (128, 80)
+    assert (backward.walk.blocks, backward.walk.steps) == (2 * 32 * 4096 / 128, np.ceil(1024 / 80))
+    causal = attention_launch(Calls.of(sizes()), "FlashAttention 3", H100, backward=True)
+    assert causal.walk.steps == pytest.approx(4096 / 64 / 2, rel=0.1)
+    assert causal.walk.splits == 1 and not causal.walk.combined
+
+
+def test_shared_memory_bounds_wide_heads_of_flash_attention_2() -> None:
+    def rate(head_dim: int) -> float:
+        given = sizes(head_dim=head_dim, heads=4096 // head_dim, kv_heads=4096 // head_dim, causal=0)
+        return 1 / float(attention_seconds(given, H100, kernels="FlashAttention 2").kernel_seconds)
+
+    assert rate(256) < rate(128)  # the same work, of which more passes the port
